@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One problem of one operation, which serves the tests, `quantfuse verify` and `quantfuse bench` alike. It is a user of
+// the public C interface and nothing else: a kernel is run by its name, the oracle is the operation's reference kernel.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "quantfuse/quantfuse.h"
+
+namespace quantfuse::cases {
+
+class Case {
+ public:
+  virtual ~Case() = default;
+
+  std::string op;      // "linear"
+  std::string name;    // says what is special about it; unique within the operation
+  std::string scheme;  // "int4 g128 bf16"
+  int64_t m = 0, n = 0, k = 0;
+  double flops = 0;    // 2 m n k for products, else the elements
+  double bytes = 0;    // each input read once, each output written once
+
+  // Makes `copies` sets of inputs and outputs on `device` (a bench rotates through more of them than the cache holds).
+  // Outputs are filled with NaN patterns between guard bands.
+  virtual void make(qf_device device, uint64_t seed, int copies) = 0;
+  // Runs `kernel` (null: the selected one) on one set. Asynchronous on a CUDA stream.
+  virtual qf_status run(const char* kernel, int copy, void* stream) = 0;
+  // After run() on set 0: compares with the reference on the CPU and looks at the guard bands.
+  // "" if all is well, otherwise what is wrong. Knows its own derived bound.
+  virtual std::string check() = 0;
+  virtual std::string explain(const char* kernel) = 0;  // the library's JSON
+};
+
+// Numbers that a case draws its inputs from.
+enum class Data { normal, outliers, tiny, huge, zeros, constant, with_nan_inf };
+
+struct QuantizeSpec {
+  std::string name;
+  qf_format format = QF_INT8;
+  qf_block block = {1, 0};
+  qf_scale_mode mode = QF_SCALE_DYNAMIC;
+  bool has_e8m0_scale = false, is_asymmetric = false, wants_row_sums = false;
+  qf_dtype dtype = {2, 32, 1};
+  int64_t rows = 0, cols = 0, row_padding = 0;
+  Data data = Data::normal;
+};
+
+struct DequantizeSpec {
+  std::string name;
+  qf_format format = QF_INT8;
+  qf_block block = {1, 0};
+  bool has_e8m0_scale = false, is_asymmetric = false, has_float_zero = false, has_g_idx = false;
+  qf_dtype dtype = {2, 32, 1};
+  int64_t rows = 0, cols = 0, row_padding = 0;
+};
+
+struct ScaledMmSpec {
+  std::string name;
+  qf_format a_format = QF_INT8, b_format = QF_INT8;
+  qf_order b_order = QF_NK;
+  qf_dtype out = {0, 32, 1};  // i32: exact, without scales
+  qf_block a_block = {1, 0}, b_block = {1, 0};
+  bool has_scales = false, has_a_zero = false, has_b_zero = false, has_bias = false;
+  int64_t m = 0, n = 0, k = 0, row_padding = 0;
+};
+
+struct WeightSpec {
+  qf_format format = QF_INT4;
+  qf_block block = {1, 128};
+  bool has_e8m0_scale = false, is_asymmetric = false, has_float_zero = false, has_g_idx = false, is_gated = false;
+};
+
+struct LinearSpec {
+  std::string name;
+  WeightSpec weight;
+  qf_format act_format = QF_FORMAT_NONE;  // quantized on the way in
+  int64_t act_group = 0;
+  bool has_quantized_x = false;           // x comes as codes of act_format with x_scale
+  qf_dtype dtype = {4, 16, 1};            // of x and y
+  qf_activation activation = QF_IDENTITY;
+  bool has_bias = false, has_residual = false;
+  qf_format out_format = QF_FORMAT_NONE;
+  qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
+  int64_t out_group = 0;
+  int64_t m = 0, n = 0, k = 0, row_padding = 0;
+  Data data = Data::normal;
+};
+
+struct LinearBackwardSpec {
+  std::string name;
+  WeightSpec weight;
+  qf_dtype dtype = {4, 16, 1};
+  int64_t m = 0, n = 0, k = 0;
+};
+
+struct RmsNormSpec {
+  std::string name;
+  qf_dtype dtype = {4, 16, 1};
+  bool has_residual = false, has_gain = true;
+  qf_format out_format = QF_FORMAT_NONE;
+  qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
+  int64_t out_group = 0;
+  int64_t m = 0, n = 0, row_padding = 0;
+  Data data = Data::normal;
+};
+
+struct GatedActSpec {
+  std::string name;
+  qf_dtype dtype = {4, 16, 1};
+  qf_activation activation = QF_SILU;
+  qf_format out_format = QF_FORMAT_NONE;
+  qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
+  int64_t out_group = 0;
+  int64_t m = 0, n = 0, row_padding = 0;
+  Data data = Data::normal;
+};
+
+using CasePtr = std::unique_ptr<Case>;
+CasePtr make_case(const QuantizeSpec&);
+CasePtr make_case(const DequantizeSpec&);
+CasePtr make_case(const ScaledMmSpec&);
+CasePtr make_case(const LinearSpec&);
+CasePtr make_case(const LinearBackwardSpec&);
+CasePtr make_case(const RmsNormSpec&);
+CasePtr make_case(const GatedActSpec&);
+
+// The small and nasty cases of an operation: 0, 1, tile +- 1, odd strides, outliers, every combination of options.
+std::vector<CasePtr> test_cases(const std::string& op);
+
+// The operations that have cases, in the order of qf_kernels().
+std::vector<std::string> operations_with_cases();
+
+}  // namespace quantfuse::cases

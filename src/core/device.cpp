@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/device.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "core/error.h"
+
+namespace quantfuse {
+namespace {
+
+Target detect_cpu() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512vnni");
+  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (avx512_bf16) return Target::avx512_bf16;
+  if (avx512) return Target::avx512;
+  if (avx2) return Target::avx2;
+#endif
+  return Target::reference;
+}
+
+Target lowered_by_environment(Target detected) {
+  const char* isa = std::getenv("QUANTFUSE_ISA");
+  if (!isa || !*isa) return detected;
+  Target wanted = detected;
+  if (std::strcmp(isa, "scalar") == 0) {
+    wanted = Target::reference;
+  } else if (std::strcmp(isa, "avx2") == 0) {
+    wanted = Target::avx2;
+  } else if (std::strcmp(isa, "avx512") == 0) {
+    wanted = Target::avx512;
+  } else if (std::strcmp(isa, "avx512_bf16") == 0) {
+    wanted = Target::avx512_bf16;
+  } else {
+    fail_argument(std::string("QUANTFUSE_ISA is '") + isa + "', expected scalar, avx2, avx512 or avx512_bf16");
+  }
+  return wanted < detected ? wanted : detected;
+}
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+Target cpu_target() {
+  static const Target detected = detect_cpu();
+  static const Target target = lowered_by_environment(detected);
+  return target;
+}
+
+CpuInfo cpu_info() {
+  CpuInfo info;
+  info.model = cpu_model();
+  cpu_set_t set;
+  info.num_cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  info.l1_bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+  info.l2_bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  info.l3_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  info.detected = detect_cpu();
+  return info;
+}
+
+const char* target_name(Target t) {
+  switch (t) {
+    case Target::reference: return "scalar";
+    case Target::avx2: return "avx2";
+    case Target::avx512: return "avx512";
+    case Target::avx512_bf16: return "avx512_bf16";
+    case Target::sm75: return "sm_75";
+    case Target::sm80: return "sm_80";
+    case Target::sm90: return "sm_90a";
+  }
+  return "unknown";
+}
+
+Verdict target_runs(Target target, qf_device device) {
+  if (device.type == QF_CUDA) {
+    if (!is_cuda(target)) return no("runs on the CPU, and the tensors are on a CUDA device");
+    const int sm = gpu_acts_as(device.id);
+    if (sm == 0) return no("there is no such CUDA device here");
+    // 90a code runs on 9.0 alone; older targets also exist as PTX for everything newer.
+    if (target == Target::sm90) return sm == 90 ? kYes : no("needs compute capability 9.0");
+    return sm >= static_cast<int>(target) ? kYes : no("needs a GPU of a higher compute capability");
+  }
+  if (is_cuda(target)) return no("runs on CUDA devices, and the tensors are on the CPU");
+  return target <= cpu_target() ? kYes : no("needs instructions that this CPU, or QUANTFUSE_ISA, does not offer");
+}
+
+}  // namespace quantfuse

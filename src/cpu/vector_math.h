@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Vector functions over either vector type S: exponential, activation functions, encoding into 8-bit and 4-bit floats.
+#pragma once
+
+#include "core/dtype.h"
+#include "formats/codes.h"
+
+#define QF_INLINE inline __attribute__((always_inline))
+
+namespace quantfuse {
+
+// e^x within 2 units in the last place: x = i ln 2 + r with |r| <= ln 2 / 2, e^r by a polynomial of degree 6, 2^i by
+// the exponent bits. Below -87.3 the result is 0 to within the smallest normal, above 88.7 infinity-like saturation.
+template <class S>
+QF_INLINE typename S::F vector_exp(typename S::F x) {
+  using F = typename S::F;
+  x = S::min(S::max(x, S::set1(-87.3365f)), S::set1(88.3762f));
+  const F i = S::to_float(S::to_int(S::mul(x, S::set1(1.44269504f))));
+  F r = S::fnma(i, S::set1(0.693359375f), x);  // ln 2 in two parts, the first exact in few bits
+  r = S::fnma(i, S::set1(-2.12194440e-4f), r);
+  F p = S::set1(1.9875691500e-4f);
+  p = S::fma(p, r, S::set1(1.3981999507e-3f));
+  p = S::fma(p, r, S::set1(8.3334519073e-3f));
+  p = S::fma(p, r, S::set1(4.1665795894e-2f));
+  p = S::fma(p, r, S::set1(1.6666665459e-1f));
+  p = S::fma(p, r, S::set1(5.0000001201e-1f));
+  p = S::fma(p, S::mul(r, r), S::add(r, S::set1(1.0f)));
+  return S::mul(p, S::from_bits(S::template shl<23>(S::add(S::to_int(i), S::set1(127)))));
+}
+
+// erf by Abramowitz and Stegun 7.1.26: absolute error below 1.5e-7, a rounding error of float32 at 1.
+template <class S>
+QF_INLINE typename S::F vector_erf(typename S::F x) {
+  using F = typename S::F;
+  const F a = S::abs(x);
+  const F t = S::div(S::set1(1.0f), S::fma(a, S::set1(0.3275911f), S::set1(1.0f)));
+  F p = S::set1(1.061405429f);
+  p = S::fma(p, t, S::set1(-1.453152027f));
+  p = S::fma(p, t, S::set1(1.421413741f));
+  p = S::fma(p, t, S::set1(-0.284496736f));
+  p = S::fma(p, t, S::set1(0.254829592f));
+  const F e = vector_exp<S>(S::sub(S::zero(), S::mul(a, a)));
+  const F magnitude = S::fnma(S::mul(p, t), e, S::set1(1.0f));
+  const auto sign = S::and_(S::bits(x), S::set1(static_cast<int32_t>(0x80000000u)));
+  return S::from_bits(S::or_(S::bits(magnitude), sign));
+}
+
+// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN.
+template <class S>
+QF_INLINE typename S::F times_sigmoid(typename S::F x, typename S::F y) {
+  const auto e = vector_exp<S>(S::sub(S::zero(), y));
+  return S::div(x, S::add(S::set1(1.0f), e));
+}
+
+template <class S>
+QF_INLINE typename S::F activate(qf_activation kind, typename S::F x) {
+  switch (kind) {
+    case QF_RELU: return S::max(S::zero(), x);  // NaN stays: max gives its second operand
+    case QF_GELU: {
+      const auto half = S::mul(x, S::set1(0.5f));
+      return S::fma(half, vector_erf<S>(S::mul(x, S::set1(0.70710678f))), half);
+    }
+    case QF_GELU_TANH: {  // 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
+      const auto x2 = S::mul(x, x);
+      const auto inner = S::mul(x, S::fma(x2, S::set1(0.0713548163f), S::set1(1.5957691216f)));
+      return times_sigmoid<S>(x, inner);
+    }
+    case QF_SILU: return times_sigmoid<S>(x, x);
+    default: return x;
+  }
+}
+
+// SmallFloat::encode on vectors; the code is in each lane's low bits.
+template <class S, int E, int M, int Bias, uint32_t Largest, bool HasNan>
+QF_INLINE typename S::I encode_small(typename S::F x) {
+  using I = typename S::I;
+  constexpr int kDropped = 23 - M;
+  const I u = S::bits(x);
+  const I a = S::and_(u, S::set1(0x7fffffff));
+  const I sign = S::template shl<E + M>(S::template shr<31>(u));
+
+  const auto magic = S::set1(float_from_bits(static_cast<uint32_t>(127 + 24 - Bias - M) << 23));
+  const I subnormal = S::sub(S::bits(S::add(S::from_bits(a), magic)), S::bits(magic));
+
+  const I odd = S::and_(S::template shr<kDropped>(a), S::set1(1));
+  const I rounded = S::add(a, S::add(odd, S::set1((1 << (kDropped - 1)) - 1)));
+  I normal = S::sub(S::template shr<kDropped>(rounded), S::set1((127 - Bias) << M));
+  normal = S::min(normal, S::set1(static_cast<int32_t>(Largest)));
+
+  const I smallest_normal = S::set1((128 - Bias) << 23);
+  const I code = S::or_(sign, S::select(S::less(a, smallest_normal), subnormal, normal));
+  const I nan = HasNan ? S::or_(sign, S::set1((1 << (E + M)) - 1)) : S::zero_i();
+  return S::select(S::is_nan(x), nan, code);
+}
+
+template <class S>
+QF_INLINE typename S::I encode_int(typename S::F x, int zero, int lowest, int highest) {
+  // Clamped before the conversion, which knows no larger numbers; NaN gives 0.
+  const auto clamped = S::min(S::max(x, S::set1(-512.0f)), S::set1(512.0f));
+  const auto q = S::add(S::to_int(clamped), S::set1(zero));
+  return S::select(S::is_nan(x), S::zero_i(), S::min(S::max(q, S::set1(lowest)), S::set1(highest)));
+}
+
+// encode_value of formats/codes.h on vectors.
+template <class S, qf_format Format>
+QF_INLINE typename S::I encode_vector(typename S::F x, int zero) {
+  if constexpr (Format == QF_INT8) return encode_int<S>(x, zero, -128, 127);
+  if constexpr (Format == QF_INT4) return encode_int<S>(x, zero, -8, 7);
+  if constexpr (Format == QF_FP8_E4M3) return encode_small<S, 4, 3, 7, 0x7e, true>(x);
+  if constexpr (Format == QF_FP8_E5M2) return encode_small<S, 5, 2, 15, 0x7b, true>(x);
+  if constexpr (Format == QF_FP4_E2M1) return encode_small<S, 2, 1, 1, 0x7, false>(x);
+}
+
+// The values of FP8 codes, one per 32-bit lane. Their bits, moved to an f16's place, are the value times 2^-8 (e4m3)
+// or itself (e5m2); the conversion treats subnormals exactly.
+template <class S, qf_format Format>
+QF_INLINE typename S::F decode_fp8(typename S::I code) {
+  if constexpr (Format == QF_FP8_E5M2) return S::f16_lanes_to_float(S::template shl<8>(code));
+  const auto magnitude = S::and_(code, S::set1(0x7f));
+  const auto sign = S::template shl<8>(S::and_(code, S::set1(0x80)));
+  const auto value = S::mul(S::f16_lanes_to_float(S::or_(sign, S::template shl<7>(magnitude))), S::set1(256.0f));
+  const auto nan = S::from_bits(S::or_(S::bits(value), S::set1(0x7fc00000)));
+  return S::select(S::equal(magnitude, S::set1(0x7f)), nan, value);
+}
+
+}  // namespace quantfuse

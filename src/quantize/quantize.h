@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// q[r,c] = saturate( round(x[r,c] * (1 / scale[R,C])) + zero[R,C] ),   R = r / block.rows, C = c / block.cols
+#pragma once
+
+#include "core/expect.h"
+#include "core/kernel.h"
+#include "core/operation.h"
+#include "formats/codes.h"
+
+namespace quantfuse::quantize {
+
+struct Problem {
+  Matrix x;         // [rows, cols] f32 | f16 | bf16
+  Matrix q;         // [rows, cols or ceil(cols/2)] codes
+  Matrix scale;     // [row blocks, col blocks] f32 | e8m0, compact
+  Matrix zero;      // i8, like scale; absent: symmetric
+  Matrix row_sums;  // [rows, col blocks] i32; absent: not wanted
+  qf_format format;
+  qf_scale_mode mode;
+  qf_block block;   // whole dimensions resolved: never 0 where the matrix is not empty
+  int64_t rows, cols;
+  qf_device device;
+
+  bool is_static() const { return mode == QF_SCALE_STATIC; }
+  bool has_e8m0_scale() const { return scale.dtype != DType::f32; }
+  int64_t row_blocks() const { return scale.rows; }
+  int64_t col_blocks() const { return scale.cols; }
+};
+
+struct Op {
+  static constexpr const char* name = "quantize";
+  using Args = qf_quantize_args;
+  using Problem = quantize::Problem;
+  static Problem parse(const Args& args, Arguments& arg);
+  static bool is_empty(const Problem& p) { return p.rows == 0 || p.cols == 0; }
+  static std::span<const Kernel<Problem>* const> kernels();
+};
+
+}  // namespace quantfuse::quantize

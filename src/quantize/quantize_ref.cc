@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The formula as written, one block at a time. The oracle of every other quantize kernel, which match it bit for bit
+// (under the MSE search: whose choice is as good as its own).
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/choose.h"
+#include "quantize/quantize.h"
+#include "quantize/scale_search.h"
+
+namespace quantfuse::quantize_ref {
+using quantize::Problem;
+namespace {
+
+struct Extent {
+  int64_t r0, r1, c0, c1;
+};
+
+float value_at(const Problem& p, int64_t r, int64_t c) {
+  switch (p.x.dtype) {
+    case DType::f32: return p.x.row<float>(r)[c];
+    case DType::f16: return to_float(p.x.row<f16>(r)[c]);
+    default: return to_float(p.x.row<bf16>(r)[c]);
+  }
+}
+
+struct Quantizer {
+  float scale = 1.0f;
+  int zero = 0;
+  uint8_t e8m0 = 0;  // where the scale is stored so
+};
+
+// The scale and zero point for values within [low, high], low <= 0 <= high.
+Quantizer from_range(const Problem& p, float low, float high) {
+  const CodeRange range = code_range(p.format);
+  Quantizer z;
+  if (p.has_e8m0_scale()) {
+    z.e8m0 = e8m0_from_amax(std::max(-low, high), range.emax);
+    z.scale = E8m0::decode(z.e8m0);
+  } else if (p.zero) {
+    // The halves are divided before they are added: high - low may overflow.
+    const float steps = static_cast<float>(range.highest - range.lowest);
+    z.scale = std::max(high / steps - low / steps, std::numeric_limits<float>::min());
+    z.zero = std::clamp(round_saturate(-low * (1.0f / z.scale), -512, 512) + range.lowest, range.lowest, range.highest);
+  } else {
+    z.scale = scale_from_amax(std::max(-low, high), range.symmetric_max);
+  }
+  return z;
+}
+
+uint8_t encode(const Problem& p, const Quantizer& z, float x) {
+  return encode_value(p.format, x * (1.0f / z.scale), z.zero);
+}
+
+double squared_error(const Problem& p, const Extent& e, const Quantizer& z) {
+  double sum = 0;
+  for (int64_t r = e.r0; r < e.r1; ++r) {
+    for (int64_t c = e.c0; c < e.c1; ++c) {
+      const float x = value_at(p, r, c);
+      if (!is_finite(x)) continue;
+      const uint8_t code = encode(p, z, x);
+      const double error = (decode_at(p.format, &code, 0) - z.zero) * static_cast<double>(z.scale) - x;
+      sum += error * error;
+    }
+  }
+  return sum;
+}
+
+Quantizer quantizer_of_block(const Problem& p, const Extent& e, int64_t block) {
+  if (p.is_static()) {
+    Quantizer z;
+    z.scale = p.has_e8m0_scale() ? E8m0::decode(static_cast<const uint8_t*>(p.scale.data)[block])
+                                 : static_cast<const float*>(p.scale.data)[block];
+    if (p.zero) z.zero = static_cast<const int8_t*>(p.zero.data)[block];
+    return z;
+  }
+  float low = 0, high = 0;
+  for (int64_t r = e.r0; r < e.r1; ++r) {
+    for (int64_t c = e.c0; c < e.c1; ++c) {
+      const float x = value_at(p, r, c);
+      if (x < low) low = x;  // false for NaN
+      if (x > high) high = x;
+    }
+  }
+  const float largest = std::numeric_limits<float>::max();
+  low = std::max(low, -largest), high = std::min(high, largest);
+
+  Quantizer best = from_range(p, low, high);
+  if (p.mode == QF_SCALE_MSE) {
+    double best_error = squared_error(p, e, best);
+    for (int step = 1; step < quantize::kSearchSteps; ++step) {
+      const float shrink = quantize::shrink_factor(step);
+      const Quantizer z = from_range(p, low * shrink, high * shrink);
+      const double error = squared_error(p, e, z);
+      if (error < best_error) best = z, best_error = error;
+    }
+  }
+  return best;
+}
+
+Verdict accepts(const Problem&) { return kYes; }
+
+void launch(const Problem& p, const Launch&) {
+  for (int64_t r0 = 0; r0 < p.rows; r0 += p.block.rows) {
+    for (int64_t c0 = 0; c0 < p.cols; c0 += p.block.cols) {
+      const Extent e = {r0, std::min(r0 + p.block.rows, p.rows), c0, std::min(c0 + p.block.cols, p.cols)};
+      const int64_t col_block = c0 / p.block.cols;
+      const int64_t block = r0 / p.block.rows * p.col_blocks() + col_block;
+      const Quantizer z = quantizer_of_block(p, e, block);
+      if (!p.is_static()) {
+        if (p.has_e8m0_scale()) static_cast<uint8_t*>(p.scale.data)[block] = z.e8m0;
+        else static_cast<float*>(p.scale.data)[block] = z.scale;
+        if (p.zero) static_cast<int8_t*>(p.zero.data)[block] = static_cast<int8_t>(z.zero);
+      }
+      for (int64_t r = e.r0; r < e.r1; ++r) {
+        char* row = p.q.row_bytes_at(r);
+        int32_t sum = 0;
+        for (int64_t c = e.c0; c < e.c1; ++c) {
+          const uint8_t code = encode(p, z, value_at(p, r, c));
+          store_code(p.format, row, c, code);
+          if (p.row_sums) sum += static_cast<int32_t>(decode_at(p.format, &code, 0));
+        }
+        if (p.row_sums) p.row_sums.row<int32_t>(r)[col_block] = sum;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern const Kernel<Problem> entry = {"quantize_ref", Target::reference, accepts, no_workspace<Problem>, launch};
+
+}  // namespace quantfuse::quantize_ref
