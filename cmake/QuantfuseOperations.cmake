@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# quantfuse_add_operation(OP): src/OP/kernels.list names the operation's kernels, best first, the reference last, one
+# quantfuse_add_operation(OP [SOURCE...]): src/OP/kernels.list names the operation's kernels, best first, the reference last, one
 # stem a line. A stem ends in its target: _ref, _avx2, _avx512, _avx512_bf16 (stem.cc) or _sm75, _sm80, _sm90 (stem.cu).
 # From the list come the sources with their flags, and build/generated/OP_kernels.cpp, the registry. A kernel whose
 # target is not compiled in this build stays in the registry, so that explain can say so.
@@ -8,7 +8,7 @@
 set(QUANTFUSE_FLAGS_ref "")
 set(QUANTFUSE_FLAGS_avx2 -mavx2 -mfma -mf16c)
 set(QUANTFUSE_FLAGS_avx512 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
-    -mprefer-vector-width=512)
+    -mprefer-vector-width=512 -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC 12 warns about its own intrinsics
 set(QUANTFUSE_FLAGS_avx512_bf16 ${QUANTFUSE_FLAGS_avx512} -mavx512bf16)
 
 set(QUANTFUSE_TARGET_ref reference)
@@ -92,7 +92,8 @@ function(quantfuse_add_operation op)
   set(QF_DECLARATIONS "${declarations}")
   set(QF_ROWS "${rows}")
   configure_file("${CMAKE_CURRENT_SOURCE_DIR}/cmake/kernels.cpp.in" "${CMAKE_BINARY_DIR}/generated/${op}_kernels.cpp" @ONLY)
-  target_sources(quantfuse PRIVATE "${dir}/${op}.cpp" "${CMAKE_BINARY_DIR}/generated/${op}_kernels.cpp")
+  list(TRANSFORM ARGN PREPEND "${dir}/" OUTPUT_VARIABLE more_sources)
+  target_sources(quantfuse PRIVATE "${dir}/${op}.cpp" ${more_sources} "${CMAKE_BINARY_DIR}/generated/${op}_kernels.cpp")
   set_property(GLOBAL APPEND PROPERTY QUANTFUSE_OPERATIONS ${op})
 endfunction()
 

@@ -25,6 +25,13 @@
 #define QF_API
 #endif
 
+/* Enums are ints to C++ too, so that an unknown value from C is an error message and not undefined behaviour. */
+#ifdef __cplusplus
+#define QF_ENUM_TYPE : int32_t
+#else
+#define QF_ENUM_TYPE
+#endif
+
 #define QF_VERSION_MAJOR 0
 #define QF_VERSION_MINOR 1
 #define QF_VERSION_PATCH 0
@@ -64,7 +71,7 @@ typedef struct qf_tensor {
 /* How one number is coded. 4-bit codes are two per byte along the last dimension, the low nibble first, so a row of c
  * numbers takes ceil(c / 2) bytes; the high nibble behind an odd row is zero. Codes of the FP8 formats may be given
  * with their own DLPack type or as uint8; INT8 codes are int8; 4-bit codes are uint8. */
-typedef enum qf_format {
+typedef enum qf_format QF_ENUM_TYPE {
   QF_FORMAT_NONE = 0,
   QF_INT8 = 1,     /* -128..127 */
   QF_INT4 = 2,     /* -8..7, two's complement nibbles */
@@ -83,7 +90,7 @@ typedef struct qf_block {
   int64_t cols;
 } qf_block;
 
-typedef enum qf_activation {
+typedef enum qf_activation QF_ENUM_TYPE {
   QF_IDENTITY = 0,
   QF_RELU = 1,
   QF_GELU = 2,      /* x * Phi(x), by the error function */
@@ -93,7 +100,7 @@ typedef enum qf_activation {
 
 /* ---- Calls and errors ---------------------------------------------------------------------------------------- */
 
-typedef enum qf_status {
+typedef enum qf_status QF_ENUM_TYPE {
   QF_OK = 0,
   QF_BAD_ARGUMENT = 1, /* names the tensor, the dimension, what was given and what was expected */
   QF_UNSUPPORTED = 2,  /* no kernel accepts the problem; the message has every kernel's reason */
@@ -125,7 +132,7 @@ QF_API size_t qf_kernels(char* json, size_t capacity); /* [{"op", "kernel", "tar
 
 /* ---- Quantize ------------------------------------------------------------------------------------------------ */
 
-typedef enum qf_scale_mode {
+typedef enum qf_scale_mode QF_ENUM_TYPE {
   QF_SCALE_DYNAMIC = 0, /* scale = max|x| / qmax of each block, written to `scale` */
   QF_SCALE_STATIC = 1,  /* `scale` (and `zero`) are inputs */
   QF_SCALE_MSE = 2      /* as dynamic, with the range shrunk to what minimises the block's squared error */
@@ -168,7 +175,7 @@ QF_API size_t qf_dequantize_explain(const qf_dequantize_args* args, const qf_cal
 
 /* ---- Products ------------------------------------------------------------------------------------------------ */
 
-typedef enum qf_order {
+typedef enum qf_order QF_ENUM_TYPE {
   QF_NK = 0, /* b holds its n columns as rows: [n, k], or [n, ceil(k/2)] for 4-bit codes */
   QF_KN = 1  /* b is [k, n], or [k, ceil(n/2)] for 4-bit codes */
 } qf_order;
@@ -253,7 +260,8 @@ QF_API size_t qf_linear_backward_explain(const qf_linear_backward_args* args, co
 
 /* ---- Producers of quantized activations ---------------------------------------------------------------------- */
 
-/* h = x + residual (written back to residual);  y = quantize( h * gain / sqrt(mean(h^2) + eps) ) */
+/* h = x + residual (written back to residual);  y = quantize( h * gain / sqrt(mean(h^2) + eps) ).
+ * h is rounded to its type before it is normalised, so that the result is that of an addition followed by a norm. */
 typedef struct qf_rms_norm_args {
   const qf_tensor* x;        /* in  [m, n] f32|f16|bf16, rows contiguous */
   const qf_tensor* residual; /* in and out [m, n], type of x, rows contiguous; optional */

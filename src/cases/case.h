@@ -24,16 +24,20 @@ class Case {
   int64_t m = 0, n = 0, k = 0;
   double flops = 0;    // 2 m n k for products, else the elements
   double bytes = 0;    // each input read once, each output written once
+  qf_device device = {QF_CPU, 0};  // set by make(); set it by hand to explain() without making anything
 
   // Makes `copies` sets of inputs and outputs on `device` (a bench rotates through more of them than the cache holds).
   // Outputs are filled with NaN patterns between guard bands.
   virtual void make(qf_device device, uint64_t seed, int copies) = 0;
+  // Outputs as make() left them, in every set.
+  virtual void reset() = 0;
   // Runs `kernel` (null: the selected one) on one set. Asynchronous on a CUDA stream.
   virtual qf_status run(const char* kernel, int copy, void* stream) = 0;
   // After run() on set 0: compares with the reference on the CPU and looks at the guard bands.
   // "" if all is well, otherwise what is wrong. Knows its own derived bound.
   virtual std::string check() = 0;
-  virtual std::string explain(const char* kernel) = 0;  // the library's JSON
+  virtual std::string explain(const char* kernel) = 0;  // the library's JSON; works before make() too
+  virtual std::vector<uint8_t> outputs(int copy) = 0;   // every byte of every output of a set, as run() left it
 };
 
 // Numbers that a case draws its inputs from.
@@ -84,6 +88,7 @@ struct LinearSpec {
   qf_dtype dtype = {4, 16, 1};            // of x and y
   qf_activation activation = QF_IDENTITY;
   bool has_bias = false, has_residual = false;
+  bool has_residual_in_y = false;         // the residual is y itself, which then has the type of x
   qf_format out_format = QF_FORMAT_NONE;
   qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
   int64_t out_group = 0;

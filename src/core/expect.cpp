@@ -170,9 +170,9 @@ void Expect::check_memory(int64_t rows, int64_t cols, int64_t row_stride) {
 }
 
 Matrix Expect::matrix() {
-  // A view of one row, or of no columns, has no meaningful stride.
+  // A view of one row, or of nothing, has no meaningful stride.
   const int64_t row_stride = row_dim_ < 0 || rows_ <= 1 || cols_ == 0 ? cols_ : stride(row_dim_);
-  if (cols_ > 1 && col_dim_ >= 0 && stride(col_dim_) != 1) {
+  if (rows_ > 0 && cols_ > 1 && col_dim_ >= 0 && stride(col_dim_) != 1) {
     fail("has stride " + std::to_string(stride(col_dim_)) + " along its last dimension, expected contiguous rows");
   }
   if (row_stride < cols_) {

@@ -39,8 +39,8 @@ struct Avx2 {
   }
   // The first n lanes from memory, the rest zero; nothing beyond them is touched.
   QF_SIMD F load(const float* p, int64_t n) { return _mm256_maskload_ps(p, first(n)); }
-  QF_SIMD F load(const f16* p, int64_t n) { return load(Buffer<f16>(p, n).v); }
-  QF_SIMD F load(const bf16* p, int64_t n) { return load(Buffer<bf16>(p, n).v); }
+  QF_SIMD F load(const f16* p, int64_t n) { return n >= 8 ? load(p) : load(Buffer<f16>(p, n).v); }
+  QF_SIMD F load(const bf16* p, int64_t n) { return n >= 8 ? load(p) : load(Buffer<bf16>(p, n).v); }
 
   QF_SIMD void store(float* p, F v) { _mm256_storeu_ps(p, v); }
   QF_SIMD void store(f16* p, F v) {
@@ -62,17 +62,39 @@ struct Avx2 {
   QF_SIMD void store_i(int32_t* p, I v, int64_t n) { _mm256_maskstore_epi32(p, first(n), v); }
   QF_SIMD I load_u8(const void* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
   QF_SIMD I load_i8(const void* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
-  QF_SIMD I load_u8(const void* p, int64_t n) { return load_u8(Buffer<uint8_t>(p, n).v); }
-  QF_SIMD I load_i8(const void* p, int64_t n) { return load_i8(Buffer<uint8_t>(p, n).v); }
+  QF_SIMD I load_u8(const void* p, int64_t n) { return n >= 8 ? load_u8(p) : load_u8(Buffer<uint8_t>(p, n).v); }
+  QF_SIMD I load_i8(const void* p, int64_t n) { return n >= 8 ? load_i8(p) : load_i8(Buffer<uint8_t>(p, n).v); }
   QF_SIMD void store_u8(void* p, I v) {
     const I low = and_(v, set1(255));
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
     _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(words, words));
   }
   QF_SIMD void store_u8(void* p, I v, int64_t n) {
+    if (n >= 8) return store_u8(p, v);
     uint8_t bytes[8];
     store_u8(bytes, v);
-    if (n > 0) __builtin_memcpy(p, bytes, n > 8 ? 8 : static_cast<size_t>(n));
+    if (n > 0) __builtin_memcpy(p, bytes, static_cast<size_t>(n));
+  }
+
+  QF_SIMD I load_u4(const void* p) {
+    int bytes;
+    __builtin_memcpy(&bytes, p, 4);
+    return split_nibbles(bytes);
+  }
+  QF_SIMD I load_u4(const void* p, int64_t n) {
+    if (n >= 7) return load_u4(p);
+    int bytes = 0;
+    if (n > 0) __builtin_memcpy(&bytes, p, static_cast<size_t>((n + 1) / 2));
+    return split_nibbles(bytes);
+  }
+  QF_SIMD void store_u4(void* p, I v) {
+    const int bytes = join_nibbles(v);
+    __builtin_memcpy(p, &bytes, 4);
+  }
+  QF_SIMD void store_u4(void* p, I v, int64_t n) {
+    if (n >= 8) return store_u4(p, v);
+    const int bytes = join_nibbles(select(first(n), v, zero_i()));
+    if (n > 0) __builtin_memcpy(p, &bytes, static_cast<size_t>((n + 1) / 2));
   }
 
   QF_SIMD F add(F a, F b) { return _mm256_add_ps(a, b); }
@@ -95,6 +117,7 @@ struct Avx2 {
   QF_SIMD I mul(I a, I b) { return _mm256_mullo_epi32(a, b); }
   QF_SIMD I min(I a, I b) { return _mm256_min_epi32(a, b); }
   QF_SIMD I max(I a, I b) { return _mm256_max_epi32(a, b); }
+  QF_SIMD I max_u16(I a, I b) { return _mm256_max_epu16(a, b); }
   QF_SIMD I and_(I a, I b) { return _mm256_and_si256(a, b); }
   QF_SIMD I or_(I a, I b) { return _mm256_or_si256(a, b); }
   QF_SIMD I xor_(I a, I b) { return _mm256_xor_si256(a, b); }
@@ -152,6 +175,7 @@ struct Avx2 {
     const F by_bit3 = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.low, index), _mm256_permutevar8x32_ps(t.high, index), by_bit3);
   }
+  QF_SIMD F gather(const float* values, I index) { return _mm256_i32gather_ps(values, index, 4); }
 
   QF_SIMD F f16_lanes_to_float(I a) {
     return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
@@ -178,19 +202,31 @@ struct Avx2 {
   }
 
  private:
-  // A full vector's worth of memory holding the first n elements at p and zeros.
+  QF_SIMD I split_nibbles(int bytes) {
+    const I wide = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes));
+    return and_(or_(wide, _mm256_slli_epi64(wide, 28)), set1(15));
+  }
+  QF_SIMD int join_nibbles(I v) {
+    const I low = and_(v, set1(15));
+    const I wide = and_(or_(low, _mm256_srli_epi64(low, 28)), _mm256_set1_epi64x(255));
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    const __m128i spread = _mm_packus_epi32(words, words);
+    return _mm_cvtsi128_si32(_mm_packus_epi16(spread, spread));
+  }
+  // A full vector's worth of memory holding the first n < 8 elements at p and zeros.
   template <class T>
   struct Buffer {
     T v[8] = {};
     inline __attribute__((always_inline)) Buffer(const void* p, int64_t n) {
-      if (n > 0) __builtin_memcpy(v, p, (n > 8 ? 8 : static_cast<size_t>(n)) * sizeof(T));
+      if (n > 0) __builtin_memcpy(v, p, static_cast<size_t>(n) * sizeof(T));
     }
   };
   template <class T>
   QF_SIMD void store_some(T* p, F v, int64_t n) {
+    if (n >= 8) return store(p, v);
     T some[8];
     store(some, v);
-    if (n > 0) __builtin_memcpy(p, some, (n > 8 ? 8 : static_cast<size_t>(n)) * sizeof(T));
+    if (n > 0) __builtin_memcpy(p, some, static_cast<size_t>(n) * sizeof(T));
   }
 };
 

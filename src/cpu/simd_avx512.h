@@ -60,6 +60,15 @@ struct Avx512 {
   QF_SIMD void store_u8(void* p, I v) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v)); }
   QF_SIMD void store_u8(void* p, I v, int64_t n) { _mm_mask_storeu_epi8(p, first(n), _mm512_cvtepi32_epi8(v)); }
 
+  // 16 nibbles, the low one of each byte first: from memory to one per lane, and the low bits of each lane to memory.
+  QF_SIMD I load_u4(const void* p) { return split_nibbles(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
+  QF_SIMD I load_u4(const void* p, int64_t n) { return split_nibbles(_mm_maskz_loadu_epi8(nibble_bytes(n), p)); }
+  QF_SIMD void store_u4(void* p, I v) { _mm_storel_epi64(static_cast<__m128i*>(p), join_nibbles(v)); }
+  // The first n nibbles; the high half behind an odd n is zero.
+  QF_SIMD void store_u4(void* p, I v, int64_t n) {
+    _mm_mask_storeu_epi8(p, nibble_bytes(n), join_nibbles(select(first(n), v, zero_i())));
+  }
+
   QF_SIMD F add(F a, F b) { return _mm512_add_ps(a, b); }
   QF_SIMD F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   QF_SIMD F mul(F a, F b) { return _mm512_mul_ps(a, b); }
@@ -81,6 +90,7 @@ struct Avx512 {
   QF_SIMD I mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
   QF_SIMD I min(I a, I b) { return _mm512_min_epi32(a, b); }
   QF_SIMD I max(I a, I b) { return _mm512_max_epi32(a, b); }
+  QF_SIMD I max_u16(I a, I b) { return _mm512_max_epu16(a, b); }  // of 32 16-bit lanes
   QF_SIMD I and_(I a, I b) { return _mm512_and_si512(a, b); }
   QF_SIMD I or_(I a, I b) { return _mm512_or_si512(a, b); }
   QF_SIMD I xor_(I a, I b) { return _mm512_xor_si512(a, b); }
@@ -112,6 +122,10 @@ struct Avx512 {
   using Table16 = __m512;
   QF_SIMD Table16 table16(const float* values) { return _mm512_loadu_ps(values); }
   QF_SIMD F lookup(Table16 t, I index) { return _mm512_permutexvar_ps(index, t); }
+  // values[index] of each lane.
+  QF_SIMD F gather(const float* values, I index) {
+    return _mm512_mask_i32gather_ps(zero(), 0xffff, index, values, 4);
+  }
 
   // Bit patterns of f16 in the low half of each lane, as floats.
   QF_SIMD F f16_lanes_to_float(I a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
@@ -144,6 +158,16 @@ struct Avx512 {
   }
 
  private:
+  QF_SIMD M nibble_bytes(int64_t n) { return first(n > 16 ? 8 : (n + 1) / 2); }
+  // A byte in 64 bits, doubled 28 bits higher, has its nibbles at the bottom of either half; and the reverse.
+  QF_SIMD I split_nibbles(__m128i bytes) {
+    const I wide = _mm512_cvtepu8_epi64(bytes);
+    return and_(or_(wide, _mm512_slli_epi64(wide, 28)), set1(15));
+  }
+  QF_SIMD __m128i join_nibbles(I v) {
+    const I low = and_(v, set1(15));
+    return _mm512_cvtepi64_epi8(or_(low, _mm512_srli_epi64(low, 28)));
+  }
   QF_SIMD __m256i f16_bits(F v) { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   QF_SIMD __m256i bf16_bits(F v) {
     const I u = bits(v);

@@ -46,11 +46,13 @@ QF_INLINE typename S::F vector_erf(typename S::F x) {
   return S::from_bits(S::or_(S::bits(magnitude), sign));
 }
 
-// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN.
+// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN. vector_exp saturates at 2^127.5; below that
+// y the divisor is infinite, or a huge negative x would not go to 0.
 template <class S>
 QF_INLINE typename S::F times_sigmoid(typename S::F x, typename S::F y) {
   const auto e = vector_exp<S>(S::sub(S::zero(), y));
-  return S::div(x, S::add(S::set1(1.0f), e));
+  const auto infinity = S::from_bits(S::set1(0x7f800000));
+  return S::div(x, S::select(S::less(y, S::set1(-88.3762f)), infinity, S::add(S::set1(1.0f), e)));
 }
 
 template <class S>
@@ -71,45 +73,43 @@ QF_INLINE typename S::F activate(qf_activation kind, typename S::F x) {
   }
 }
 
-// SmallFloat::encode on vectors; the code is in each lane's low bits.
+// SmallFloat::encode on vectors; the code is in each lane's low bits. One rounding serves normal and subnormal results:
+// next to `magic`, which is 2^23 steps of the format at this magnitude, the sum's last place is one step.
 template <class S, int E, int M, int Bias, uint32_t Largest, bool HasNan>
 QF_INLINE typename S::I encode_small(typename S::F x) {
   using I = typename S::I;
-  constexpr int kDropped = 23 - M;
-  const I u = S::bits(x);
-  const I a = S::and_(u, S::set1(0x7fffffff));
-  const I sign = S::template shl<E + M>(S::template shr<31>(u));
-
-  const auto magic = S::set1(float_from_bits(static_cast<uint32_t>(127 + 24 - Bias - M) << 23));
-  const I subnormal = S::sub(S::bits(S::add(S::from_bits(a), magic)), S::bits(magic));
-
-  const I odd = S::and_(S::template shr<kDropped>(a), S::set1(1));
-  const I rounded = S::add(a, S::add(odd, S::set1((1 << (kDropped - 1)) - 1)));
-  I normal = S::sub(S::template shr<kDropped>(rounded), S::set1((127 - Bias) << M));
-  normal = S::min(normal, S::set1(static_cast<int32_t>(Largest)));
-
-  const I smallest_normal = S::set1((128 - Bias) << 23);
-  const I code = S::or_(sign, S::select(S::less(a, smallest_normal), subnormal, normal));
-  const I nan = HasNan ? S::or_(sign, S::set1((1 << (E + M)) - 1)) : S::zero_i();
-  return S::select(S::is_nan(x), nan, code);
+  constexpr int kDropped = 23 - M, kSmallestNormal = (128 - Bias) << 23;
+  const auto largest = S::set1(float_from_bits((Largest << kDropped) + (static_cast<uint32_t>(127 - Bias) << 23)));
+  const auto a = S::min(S::abs(x), largest);
+  const I exponent = S::max(S::and_(S::bits(a), S::set1(0x7f800000)), S::set1(kSmallestNormal));
+  const I magic = S::add(exponent, S::set1(kDropped << 23));
+  const I steps = S::sub(S::bits(S::add(a, S::from_bits(magic))), magic);  // up to 2^(M+1)
+  const I magnitude = S::add(steps, S::template shr<kDropped>(S::sub(exponent, S::set1(kSmallestNormal))));
+  const I sign = S::and_(S::template shr<31 - E - M>(S::bits(x)), S::set1(1 << (E + M)));
+  const I code = S::or_(sign, magnitude);
+  return S::select(S::is_nan(x), HasNan ? S::or_(code, S::set1((1 << (E + M)) - 1)) : S::zero_i(), code);
 }
 
 template <class S>
-QF_INLINE typename S::I encode_int(typename S::F x, int zero, int lowest, int highest) {
+QF_INLINE typename S::I encode_int(typename S::F x, typename S::I zero, int lowest, int highest) {
   // Clamped before the conversion, which knows no larger numbers; NaN gives 0.
-  const auto clamped = S::min(S::max(x, S::set1(-512.0f)), S::set1(512.0f));
-  const auto q = S::add(S::to_int(clamped), S::set1(zero));
-  return S::select(S::is_nan(x), S::zero_i(), S::min(S::max(q, S::set1(lowest)), S::set1(highest)));
+  const auto low = S::to_float(S::sub(S::set1(lowest), zero)), high = S::to_float(S::sub(S::set1(highest), zero));
+  const auto q = S::add(S::to_int(S::min(S::max(x, low), high)), zero);
+  return S::select(S::is_nan(x), S::zero_i(), q);
 }
 
-// encode_value of formats/codes.h on vectors.
+// encode_value of formats/codes.h on vectors, with a zero point for each lane or one for all.
 template <class S, qf_format Format>
-QF_INLINE typename S::I encode_vector(typename S::F x, int zero) {
+QF_INLINE typename S::I encode_vector(typename S::F x, typename S::I zero) {
   if constexpr (Format == QF_INT8) return encode_int<S>(x, zero, -128, 127);
   if constexpr (Format == QF_INT4) return encode_int<S>(x, zero, -8, 7);
   if constexpr (Format == QF_FP8_E4M3) return encode_small<S, 4, 3, 7, 0x7e, true>(x);
   if constexpr (Format == QF_FP8_E5M2) return encode_small<S, 5, 2, 15, 0x7b, true>(x);
   if constexpr (Format == QF_FP4_E2M1) return encode_small<S, 2, 1, 1, 0x7, false>(x);
+}
+template <class S, qf_format Format>
+QF_INLINE typename S::I encode_vector(typename S::F x, int zero) {
+  return encode_vector<S, Format>(x, S::set1(zero));
 }
 
 // The values of FP8 codes, one per 32-bit lane. Their bits, moved to an f16's place, are the value times 2^-8 (e4m3)
@@ -122,6 +122,19 @@ QF_INLINE typename S::F decode_fp8(typename S::I code) {
   const auto value = S::mul(S::f16_lanes_to_float(S::or_(sign, S::template shl<7>(magnitude))), S::set1(256.0f));
   const auto nan = S::from_bits(S::or_(S::bits(value), S::set1(0x7fc00000)));
   return S::select(S::equal(magnitude, S::set1(0x7f)), nan, value);
+}
+
+inline constexpr float kE2m1Values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
+// decode_at of formats/codes.h on vectors: one code per lane, INT8 sign-extended, of the 4-bit formats the low 4 bits.
+template <class S, qf_format Format>
+QF_INLINE typename S::F decode_vector(typename S::I code) {
+  if constexpr (Format == QF_INT8) return S::to_float(code);
+  if constexpr (Format == QF_INT4) {
+    return S::to_float(S::sub(S::xor_(S::and_(code, S::set1(15)), S::set1(8)), S::set1(8)));
+  }
+  if constexpr (is_fp8(Format)) return decode_fp8<S, Format>(code);
+  if constexpr (Format == QF_FP4_E2M1) return S::lookup(S::table16(kE2m1Values), code);
 }
 
 }  // namespace quantfuse

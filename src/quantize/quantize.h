@@ -7,6 +7,7 @@
 #include "core/kernel.h"
 #include "core/operation.h"
 #include "formats/codes.h"
+#include "quantize/quantizer.h"
 
 namespace quantfuse::quantize {
 
@@ -24,8 +25,16 @@ struct Problem {
 
   bool is_static() const { return mode == QF_SCALE_STATIC; }
   bool has_e8m0_scale() const { return scale.dtype != DType::f32; }
+  ScaleKind scale_kind() const {
+    return has_e8m0_scale() ? ScaleKind::e8m0 : zero ? ScaleKind::asymmetric : ScaleKind::symmetric;
+  }
   int64_t row_blocks() const { return scale.rows; }
   int64_t col_blocks() const { return scale.cols; }
+};
+
+// Rows [r0, r1) and columns [c0, c1).
+struct Extent {
+  int64_t r0, r1, c0, c1;
 };
 
 struct Op {

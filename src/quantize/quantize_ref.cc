@@ -3,51 +3,18 @@
 // The formula as written, one block at a time. The oracle of every other quantize kernel, which match it bit for bit
 // (under the MSE search: whose choice is as good as its own).
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
-#include "core/choose.h"
+#include "cpu/scalar.h"
 #include "quantize/quantize.h"
-#include "quantize/scale_search.h"
 
 namespace quantfuse::quantize_ref {
+using quantize::Extent;
 using quantize::Problem;
+using quantize::Quantizer;
 namespace {
 
-struct Extent {
-  int64_t r0, r1, c0, c1;
-};
-
-float value_at(const Problem& p, int64_t r, int64_t c) {
-  switch (p.x.dtype) {
-    case DType::f32: return p.x.row<float>(r)[c];
-    case DType::f16: return to_float(p.x.row<f16>(r)[c]);
-    default: return to_float(p.x.row<bf16>(r)[c]);
-  }
-}
-
-struct Quantizer {
-  float scale = 1.0f;
-  int zero = 0;
-  uint8_t e8m0 = 0;  // where the scale is stored so
-};
-
-// The scale and zero point for values within [low, high], low <= 0 <= high.
 Quantizer from_range(const Problem& p, float low, float high) {
-  const CodeRange range = code_range(p.format);
-  Quantizer z;
-  if (p.has_e8m0_scale()) {
-    z.e8m0 = e8m0_from_amax(std::max(-low, high), range.emax);
-    z.scale = E8m0::decode(z.e8m0);
-  } else if (p.zero) {
-    // The halves are divided before they are added: high - low may overflow.
-    const float steps = static_cast<float>(range.highest - range.lowest);
-    z.scale = std::max(high / steps - low / steps, std::numeric_limits<float>::min());
-    z.zero = std::clamp(round_saturate(-low * (1.0f / z.scale), -512, 512) + range.lowest, range.lowest, range.highest);
-  } else {
-    z.scale = scale_from_amax(std::max(-low, high), range.symmetric_max);
-  }
-  return z;
+  return quantize::quantizer_from_range(p.scale_kind(), code_range(p.format), low, high);
 }
 
 uint8_t encode(const Problem& p, const Quantizer& z, float x) {
@@ -58,7 +25,7 @@ double squared_error(const Problem& p, const Extent& e, const Quantizer& z) {
   double sum = 0;
   for (int64_t r = e.r0; r < e.r1; ++r) {
     for (int64_t c = e.c0; c < e.c1; ++c) {
-      const float x = value_at(p, r, c);
+      const float x = float_at(p.x, r, c);
       if (!is_finite(x)) continue;
       const uint8_t code = encode(p, z, x);
       const double error = (decode_at(p.format, &code, 0) - z.zero) * static_cast<double>(z.scale) - x;
@@ -79,14 +46,11 @@ Quantizer quantizer_of_block(const Problem& p, const Extent& e, int64_t block) {
   float low = 0, high = 0;
   for (int64_t r = e.r0; r < e.r1; ++r) {
     for (int64_t c = e.c0; c < e.c1; ++c) {
-      const float x = value_at(p, r, c);
+      const float x = float_at(p.x, r, c);
       if (x < low) low = x;  // false for NaN
       if (x > high) high = x;
     }
   }
-  const float largest = std::numeric_limits<float>::max();
-  low = std::max(low, -largest), high = std::min(high, largest);
-
   Quantizer best = from_range(p, low, high);
   if (p.mode == QF_SCALE_MSE) {
     double best_error = squared_error(p, e, best);
@@ -118,7 +82,7 @@ void launch(const Problem& p, const Launch&) {
         char* row = p.q.row_bytes_at(r);
         int32_t sum = 0;
         for (int64_t c = e.c0; c < e.c1; ++c) {
-          const uint8_t code = encode(p, z, value_at(p, r, c));
+          const uint8_t code = encode(p, z, float_at(p.x, r, c));
           store_code(p.format, row, c, code);
           if (p.row_sums) sum += static_cast<int32_t>(decode_at(p.format, &code, 0));
         }

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Results against the reference's, by the rules of bounds.h. Each function returns "" or what is wrong.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cases/tensor.h"
+
+namespace quantfuse::cases {
+
+// Collects the differences of one tensor: the first is told in full, the others are counted.
+class Differences {
+ public:
+  explicit Differences(std::string tensor) : tensor_(std::move(tensor)) {}
+  void add(int64_t r, int64_t c, const std::string& what);
+  std::string text() const;
+
+ private:
+  std::string tensor_, first_;
+  int64_t count_ = 0;
+};
+
+// Bit by bit (rule 1), but any NaN equals any other in a float tensor.
+std::string compare_exactly(const Tensor& tensor, const Image& expected);
+
+// What the reference says before the output's own rounding or quantization: values and their bounds, [m, n].
+struct Expected {
+  std::vector<double> values, bounds;
+};
+
+// A float output (rule 2).
+std::string compare_floats(const Tensor& y, const Expected& expected);
+
+// The output of linear, rms_norm and gated_act: floats, or codes of `format` with static or dynamic scales (rule 3).
+struct QuantizedOutput {
+  qf_format format = QF_FORMAT_NONE;
+  qf_scale_mode mode = QF_SCALE_DYNAMIC;
+  int64_t group = 0;
+  const Tensor* y = nullptr;
+  const Tensor* scale = nullptr;
+};
+std::string compare_output(const QuantizedOutput& output, const Expected& expected);
+
+}  // namespace quantfuse::cases

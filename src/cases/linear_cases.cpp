@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sum x w^T + bias has k terms and the bound of bounds.h, sum_bound. Where x is quantized on the way in, its codes are
+// defined to the bit, so the terms are those of the quantized x, which may exceed |x| by half a step. The epilogue carries
+// the bound on: through the activation (its slope and its approximation), the product of a gated weight, the residual.
+#include <algorithm>
+#include <cmath>
+
+#include "cases/bounds.h"
+#include "cases/compare.h"
+#include "cases/describe.h"
+#include "cases/operation_case.h"
+#include "cases/test_cases.h"
+#include "cases/weight.h"
+#include "formats/codes.h"
+
+namespace quantfuse::cases {
+namespace {
+
+constexpr Functions<qf_linear_args> kFunctions = QF_CASE_FUNCTIONS(linear);
+
+class LinearCase final : public OperationCase<qf_linear_args> {
+ public:
+  explicit LinearCase(const LinearSpec& spec) : OperationCase(kFunctions), spec_(spec) {
+    scheme = Words()
+                 .add(weight_word(spec.weight))
+                 .add_if(spec.act_format != QF_FORMAT_NONE, "act " + format_word(spec.act_format) + " " + group_word(spec.act_group))
+                 .add(dtype_word(spec.dtype))
+                 .text();
+    name = !spec.name.empty() ? spec.name : generated_name();
+    m = spec.m, n = spec.n, k = spec.k;
+    n_out_ = spec.weight.is_gated ? n / 2 : n;
+    flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+    act_group_ = std::max<int64_t>(1, spec.act_group == 0 ? k : std::min(spec.act_group, k));
+
+    const bool is_odd = spec.row_padding > 0;
+    if (spec.has_quantized_x) {
+      x_ = &add("x", Role::input, code_dtype(spec.act_format, is_odd), {m, k}, spec.row_padding);
+      x_scale_ = &add("x_scale", Role::input, kF32, {m, ceil_div(k, act_group_)});
+    } else {
+      x_ = &add("x", Role::input, spec.dtype, {m, k}, spec.row_padding);
+    }
+    weight_ = CanonicalWeight(spec.weight, n, k, spec.row_padding,
+                              [this](auto&&... arguments) -> Tensor& { return add(std::forward<decltype(arguments)>(arguments)...); });
+    if (spec.has_bias) bias_ = &add("bias", Role::input, is_odd ? kF32 : spec.dtype, {n});
+    if (spec.has_residual) residual_ = &add("residual", Role::input, spec.dtype, {m, n_out_}, spec.row_padding);
+    const bool is_quantized = spec.out_format != QF_FORMAT_NONE;
+    y_ = &add("y", spec.has_residual_in_y ? Role::in_out : Role::output,
+              is_quantized ? code_dtype(spec.out_format, is_odd) : spec.dtype, {m, n_out_}, spec.row_padding);
+    if (spec.has_residual_in_y) residual_ = y_;
+    if (is_quantized && spec.out_mode == QF_SCALE_STATIC) out_scale_ = &add("out_scale", Role::input, kF32, {1});
+    if (is_quantized && spec.out_mode == QF_SCALE_DYNAMIC) {
+      const int64_t group = std::max<int64_t>(1, spec.out_group == 0 ? n_out_ : std::min(spec.out_group, n_out_));
+      out_scale_ = &add("out_scale", Role::output, kF32, {m, ceil_div(n_out_, group)});
+    }
+  }
+
+ private:
+  std::string generated_name() const {
+    return Words()
+        .add(scheme)
+        .add(std::to_string(spec_.m) + "x" + std::to_string(spec_.n) + "x" + std::to_string(spec_.k))
+        .add_if(spec_.has_quantized_x, "codes")
+        .add(activation_word(spec_.activation))
+        .add_if(spec_.has_bias, "bias")
+        .add_if(spec_.has_residual, "residual")
+        .add_if(spec_.has_residual_in_y, "residual_in_y")
+        .add(out_word(spec_.out_format, spec_.out_mode, spec_.out_group))
+        .add_if(spec_.row_padding > 0, "padded")
+        .add(data_word(spec_.data))
+        .text();
+  }
+
+  void fill(Random& random) override {
+    if (spec_.has_quantized_x) {
+      fill_codes(*x_, random, spec_.act_format, k);
+      fill_scales(*x_scale_, random, 2.0 / code_range(spec_.act_format).symmetric_max);
+    } else {
+      fill_floats(*x_, random, spec_.data);
+    }
+    weight_.fill(random, 1.0 / std::sqrt(static_cast<double>(std::max<int64_t>(k, 1))));
+    if (bias_) fill_floats(*bias_, random, Data::normal);
+    if (residual_) fill_floats(*residual_, random, Data::normal);
+    if (out_scale_ && out_scale_->role() == Role::input) {
+      out_scale_->initial().set(0, 0, 2.0 / code_range(spec_.out_format).symmetric_max);
+    }
+  }
+
+  // The packed form, as a user makes it once from the canonical one. A target without one runs on the canonical.
+  void place_extra(int copies) override {
+    packed_.clear();
+    packed_views_.clear();
+    for (int i = 0; i < copies; ++i) {
+      qf_weight w = weight_.view(i, device);
+      uint64_t packed_bytes = 0;
+      qf_status status = qf_weight_packed_bytes(&w, device, &packed_bytes);
+      if (status == QF_UNSUPPORTED) return;
+      if (status == QF_OK) {
+        packed_.emplace_back(device, packed_bytes);
+        packed_shape_ = static_cast<int64_t>(packed_bytes);
+        w.packed = &packed_views_.emplace_back(qf_tensor{packed_.back().data(), device, 1, kU8, &packed_shape_, nullptr, 0});
+        status = qf_weight_pack(&w, nullptr);
+      }
+      if (status != QF_OK) throw std::runtime_error(qf_last_error());
+    }
+  }
+
+  qf_linear_args args(int set) override {
+    qf_linear_args a = {};
+    a.x = view(x_, set);
+    a.x_scale = view(x_scale_, set);
+    a.act_format = spec_.act_format;
+    a.act_group = spec_.act_group;
+    a.weight = weight_.view(set, device);
+    if (set >= 0 && !packed_views_.empty()) a.weight.packed = &packed_views_[static_cast<size_t>(set)];
+    if (set == kNoData) a.weight.packed = undescribed_packed();
+    a.bias = view(bias_, set);
+    a.activation = spec_.activation;
+    a.residual = view(residual_, set);
+    a.y = view(y_, set);
+    a.out_format = spec_.out_format;
+    a.out_mode = spec_.out_mode;
+    a.out_group = spec_.out_group;
+    a.out_scale = view(out_scale_, set);
+    return a;
+  }
+
+  // For explain() without data: a packed form of unknown content, where this target has one at all. With g_idx its size
+  // depends on the values, so that any size must do.
+  const qf_tensor* undescribed_packed() {
+    qf_weight w = weight_.view(kNoData, device);
+    w.g_idx = nullptr;
+    uint64_t packed_bytes = 0;
+    if (qf_weight_packed_bytes(&w, device, &packed_bytes) != QF_OK) return nullptr;
+    packed_shape_ = static_cast<int64_t>(packed_bytes);
+    shape_view_ = {nullptr, device, 1, kU8, &packed_shape_, nullptr, 0};
+    return &shape_view_;
+  }
+
+  void forget_oracle() override { has_oracle_ = false; }
+
+  std::string compare() override {
+    for (const Buffer& packed : packed_) {
+      if (!packed.has_intact_guards()) return "wrote outside the packed weight";
+    }
+    if (!has_oracle_) expect();
+    has_oracle_ = true;
+    return compare_output({spec_.out_format, spec_.out_mode, spec_.out_group, y_, out_scale_}, expected_);
+  }
+
+  void expect() {
+    // The result before the output's rounding, and the sum before the epilogue.
+    qf_linear_args a = args(kReferenceSet);
+    a.out_format = QF_FORMAT_NONE;
+    a.out_scale = nullptr;
+    FloatMatrix result(m, n_out_), sum(m, n);
+    a.y = &result.view;
+    run_reference(a);
+    a.weight.is_gated = 0;
+    a.activation = QF_IDENTITY;
+    a.residual = nullptr;
+    a.y = &sum.view;
+    run_reference(a);
+
+    const std::vector<double> sums = sums_of_magnitudes();
+    auto bound_of_sum = [&](int64_t i, int64_t j) { return sum_bound(k, sums[static_cast<size_t>(i * n + j)]); };
+    expected_ = {};
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n_out_; ++j) {
+        double bound = activation_bound(spec_.activation, sum.at(i, j), bound_of_sum(i, j));
+        double value = activate(spec_.activation, sum.at(i, j));
+        if (spec_.weight.is_gated) {
+          bound = product_bound(value, bound, sum.at(i, n_out_ + j), bound_of_sum(i, n_out_ + j));
+          value *= sum.at(i, n_out_ + j);
+        }
+        const double residual = residual_ ? std::abs(residual_->initial().value(i, j)) : 0;
+        expected_.values.push_back(result.at(i, j));
+        expected_.bounds.push_back(bound + 2 * kUnitRoundoff * (std::abs(value) + residual));
+      }
+    }
+  }
+
+  // sum_k |x[m,k]| |w[n,k]| + |bias[n]|, [m, n].
+  std::vector<double> sums_of_magnitudes() const {
+    const std::vector<double> w = weight_.magnitudes();
+    std::vector<double> x(static_cast<size_t>(k)), sums;
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t t = 0; t < k; ++t) x[static_cast<size_t>(t)] = input_magnitude(i, t);
+      for (int64_t j = 0; j < n; ++j) {
+        double sum = bias_ ? std::abs(bias_->initial().value(0, j)) : 0;
+        for (int64_t t = 0; t < k; ++t) sum += x[static_cast<size_t>(t)] * w[static_cast<size_t>(j * k + t)];
+        sums.push_back(sum);
+      }
+    }
+    return sums;
+  }
+
+  double input_magnitude(int64_t i, int64_t t) const {
+    const Image& x = x_->initial();
+    if (spec_.has_quantized_x) {
+      return std::abs(decode_at(spec_.act_format, x.row(i), t)) * x_scale_->initial().value(i, t / act_group_);
+    }
+    if (spec_.act_format == QF_FORMAT_NONE) return std::abs(x.value(i, t));
+    // Half a step more: of the largest in the group for integers, an eighth of the number itself for FP8.
+    double amax = 0;
+    for (int64_t g = t / act_group_ * act_group_, end = std::min(g + act_group_, k); g < end; ++g) {
+      amax = std::max(amax, std::abs(x.value(i, g)));
+    }
+    return std::abs(x.value(i, t)) * 1.125 + amax / 254;
+  }
+
+  LinearSpec spec_;
+  int64_t n_out_ = 0, act_group_ = 1;
+  CanonicalWeight weight_;
+  Tensor *x_ = nullptr, *x_scale_ = nullptr, *bias_ = nullptr, *residual_ = nullptr, *y_ = nullptr, *out_scale_ = nullptr;
+  std::vector<Buffer> packed_;
+  std::deque<qf_tensor> packed_views_;
+  qf_tensor shape_view_ = {};
+  int64_t packed_shape_ = 0;
+  bool has_oracle_ = false;
+  Expected expected_;
+};
+
+LinearSpec random_spec(Random& random) {
+  LinearSpec s;
+  s.weight = random_weight(random);
+  s.weight.is_gated = random.chance(30);
+  s.act_format = random.pick({QF_FORMAT_NONE, QF_FORMAT_NONE, QF_INT8, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2});
+  const bool has_act = s.act_format != QF_FORMAT_NONE;
+  if (has_act) s.act_group = random.pick<int64_t>({0, 0, 16, 32, 33, 64, 128});
+  s.has_quantized_x = has_act && random.chance(30);
+  s.dtype = random.pick({kF32, kF16, kBf16});
+  s.activation = random.pick({QF_IDENTITY, QF_RELU, QF_GELU, QF_GELU_TANH, QF_SILU});
+  s.has_bias = random.chance(50);
+  s.out_format = random.pick({QF_FORMAT_NONE, QF_FORMAT_NONE, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2});
+  s.out_mode = random.pick({QF_SCALE_DYNAMIC, QF_SCALE_STATIC});
+  if (s.out_mode == QF_SCALE_DYNAMIC) s.out_group = random.pick<int64_t>({0, 1, 5, 16, 32, 33, 64, 128});
+  s.has_residual = random.chance(40);
+  s.has_residual_in_y = !s.has_residual && s.out_format == QF_FORMAT_NONE && random.chance(25);
+  s.m = random.pick<int64_t>({1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33});
+  s.n = random.pick<int64_t>({1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 129});
+  if (s.weight.is_gated) s.n *= 2;
+  s.k = random.pick<int64_t>({1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 256, 300});
+  s.row_padding = random.pick<int64_t>({0, 0, 1, 5});
+  s.data = random.pick({Data::normal, Data::normal, Data::normal, Data::outliers, Data::tiny, Data::zeros, Data::constant});
+  if (s.has_residual_in_y) s.data = Data::normal;  // or y might rightly stay as it is
+  return s;
+}
+
+}  // namespace
+
+CasePtr make_case(const LinearSpec& spec) { return std::make_unique<LinearCase>(spec); }
+
+std::vector<CasePtr> linear_test_cases() {
+  CaseList list;
+  // The schemes that people use, at one row and at several tiles of them, in every type.
+  for (const qf_dtype dtype : {kF32, kF16, kBf16}) {
+    for (const qf_format act : {QF_FORMAT_NONE, QF_INT8, QF_FP8_E4M3}) {
+      for (const int64_t m : {1, 6, 70}) {
+        LinearSpec s;
+        s.dtype = dtype, s.act_format = act, s.m = m, s.n = 72, s.k = 384;
+        list.add(s);
+        s.weight.is_asymmetric = true;
+        list.add(s);
+        s.weight = {QF_INT8, {1, 0}};
+        list.add(s);
+        s.weight = {QF_FP8_E4M3, {128, 128}};
+        list.add(s);
+        s.weight = {QF_FP4_E2M1, {1, 32}, true};
+        list.add(s);
+      }
+    }
+  }
+  // Nothing to do; no columns to sum over, which leaves the epilogue of the bias; single numbers.
+  for (const qf_format act : {QF_FORMAT_NONE, QF_INT8}) {
+    for (const auto& size : std::vector<std::vector<int64_t>>{{0, 8, 8}, {3, 0, 8}, {3, 10, 0}, {1, 2, 1}}) {
+      LinearSpec s;
+      s.act_format = act, s.m = size[0], s.n = size[1], s.k = size[2];
+      s.has_bias = true, s.activation = QF_SILU;
+      list.add(s);
+      s.weight.is_gated = true, s.weight.format = QF_INT8, s.weight.block = {1, 0};
+      list.add(s);
+    }
+  }
+  Random random(14);
+  list.fill_up(500, [&] { return random_spec(random); });
+  return list.take();
+}
+
+}  // namespace quantfuse::cases

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a user would call instead of this library: OpenBLAS and oneDNN, where they were found at build time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "measure.h"
+#include "output.h"
+
+namespace quantfuse::cli {
+
+struct Shape {  // y[m, n] = x[m, k] w[n, k]^T
+  int64_t m = 0, n = 0, k = 0;
+};
+
+enum class Arithmetic { f32, int8 };
+
+// One library's product on `copies` sets of data, made when it is constructed.
+class Baseline {
+ public:
+  virtual ~Baseline() = default;
+  virtual void run(int copy) = 0;
+};
+
+struct BaselineTiming {
+  std::string name;  // "oneDNN f32"
+  Timing timing;
+};
+
+// Measures each shape once and remembers it: the rows of one run share their baselines.
+class Baselines {
+ public:
+  Baselines(int threads, double cache_bytes, double seconds);
+
+  const std::vector<BaselineTiming>& measure(Arithmetic arithmetic, const Shape& shape);
+  static Json versions();  // {"OpenBLAS": ...}; empty where there is none
+
+ private:
+  double cache_bytes_, seconds_;
+  bool has_onednn_ = false;
+  std::map<std::tuple<Arithmetic, int64_t, int64_t, int64_t>, std::vector<BaselineTiming>> known_;
+};
+
+// The quickest, or null where there is none.
+const BaselineTiming* quickest(const std::vector<BaselineTiming>& timings);
+
+}  // namespace quantfuse::cli

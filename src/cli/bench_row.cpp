@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One row of a bench: a case in as many copies as the cache does not hold, timed, beside its limit and its baselines.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <stdexcept>
+
+#include "bench.h"
+#include "commands.h"
+
+namespace quantfuse::cli {
+namespace {
+
+bool is_integer(qf_format format) { return format == QF_INT8 || format == QF_INT4; }
+
+// Operations a second of the units that this product runs on; 0 where it is not a product.
+double peak_gops(const Spec& spec, const CpuLimits& limits) {
+  const auto float_peak = [&](qf_dtype dtype) {
+    const bool is_bf16 = dtype.code == 4;
+    return is_bf16 ? std::max(limits.f32_gflops, limits.bf16_gflops) : limits.f32_gflops;
+  };
+  if (const auto* s = std::get_if<cases::LinearSpec>(&spec)) {
+    return is_integer(s->act_format) ? limits.int8_gops : float_peak(s->dtype);
+  }
+  if (const auto* s = std::get_if<cases::LinearBackwardSpec>(&spec)) return float_peak(s->dtype);
+  if (const auto* s = std::get_if<cases::ScaledMmSpec>(&spec)) {
+    // FP8 codes are exact in BF16.
+    return is_integer(s->a_format) ? limits.int8_gops : std::max(limits.f32_gflops, limits.bf16_gflops);
+  }
+  return 0;
+}
+
+struct Comparison {
+  Shape shape;
+  Arithmetic arithmetic;  // what the row is compared with
+  bool has_int8 = false;  // oneDNN INT8 is of interest too
+};
+
+std::optional<Comparison> comparison_of(const Spec& spec) {
+  if (const auto* s = std::get_if<cases::LinearSpec>(&spec)) {
+    const bool is_int8 = s->act_format == QF_INT8 && s->weight.format == QF_INT8;
+    return Comparison{{s->m, s->n, s->k}, is_int8 ? Arithmetic::int8 : Arithmetic::f32, is_integer(s->act_format)};
+  }
+  if (const auto* s = std::get_if<cases::LinearBackwardSpec>(&spec)) {
+    return Comparison{{s->m, s->k, s->n}, Arithmetic::f32};
+  }
+  if (const auto* s = std::get_if<cases::ScaledMmSpec>(&spec)) {
+    const bool is_int8 = is_integer(s->a_format);
+    return Comparison{{s->m, s->n, s->k}, is_int8 ? Arithmetic::int8 : Arithmetic::f32, is_int8};
+  }
+  return std::nullopt;
+}
+
+void add_baselines(Row& row, const Spec& spec, Baselines& baselines) {
+  const std::optional<Comparison> comparison = comparison_of(spec);
+  if (!comparison) return;
+  row.baselines = baselines.measure(comparison->arithmetic, comparison->shape);
+  if (const BaselineTiming* best = quickest(row.baselines)) row.baseline = *best;
+  const Arithmetic other = comparison->arithmetic == Arithmetic::int8 ? Arithmetic::f32 : Arithmetic::int8;
+  if (other == Arithmetic::int8 && !comparison->has_int8) return;
+  const auto& more = baselines.measure(other, comparison->shape);
+  row.baselines.insert(row.baselines.end(), more.begin(), more.end());
+}
+
+void check_memory(const cases::Case& c, int copies) {
+  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (c.bytes * (copies + 2) > 0.8 * memory) {
+    throw UsageError(fmt::format("this problem's {} a copy do not fit into memory", human_bytes(c.bytes)));
+  }
+}
+
+void check_status(qf_status status) {
+  if (status != QF_OK) throw std::runtime_error(qf_last_error());
+}
+
+std::string selected_kernel(const Spec& spec, qf_device device, const std::string& forced) {
+  const Json json = Json::parse(explain_spec(spec, device, forced.empty() ? nullptr : forced.c_str(), false));
+  if (!json["chosen"].is_null()) return json["chosen"];
+  std::string reasons = "no kernel accepts it:";
+  for (const Json& c : json["candidates"]) {
+    reasons += fmt::format("\n  {}: {}", c["kernel"].get<std::string>(), c["reason"].get<std::string>());
+  }
+  throw std::runtime_error(reasons);
+}
+
+}  // namespace
+
+std::vector<std::string> accepting_kernels(const Spec& spec, qf_device device) {
+  std::vector<std::string> names;
+  for (const Json& c : Json::parse(explain_spec(spec, device, nullptr, false))["candidates"]) {
+    if (c["accepts"]) names.push_back(c["kernel"]);
+  }
+  return names;
+}
+
+Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& options) {
+  Row row;
+  row.kernel = selected_kernel(spec, machine.device, options.kernel);
+  row.device = machine.device_name;
+  {
+    const cases::CasePtr c = case_from_spec(spec);
+    row.op = c->op, row.name = c->name, row.scheme = c->scheme;
+    row.m = c->m, row.n = c->n, row.k = c->k;
+    row.flops = c->flops, row.bytes = c->bytes;
+    row.copies = copies_beyond_cache(c->bytes, machine.cache_bytes);
+    check_memory(*c, row.copies);
+    c->make(machine.device, /*seed=*/1, row.copies);
+    const char* kernel = row.kernel.c_str();
+    if (machine.device.type == QF_CPU) {
+      let_idle_threads_sleep();
+      row.timing = measure([&](int copy) { check_status(c->run(kernel, copy, nullptr)); }, row.copies, options.seconds);
+    } else {
+      row.timing = measure_on_gpu(
+          machine.device.id, [&](int copy, void* stream) { check_status(c->run(kernel, copy, stream)); }, row.copies,
+          options.seconds);
+    }
+  }  // the copies are gone before the baselines make theirs
+
+  row.limit_us = row.bytes / machine.read_gbps() / 1e3;
+  const double peak = machine.device.type == QF_CPU ? peak_gops(spec, machine.cpu) : 0;
+  if (peak > 0) row.limit_us = std::max(row.limit_us, row.flops / peak / 1e3);
+  if (options.baselines) add_baselines(row, spec, *options.baselines);
+  return row;
+}
+
+Json row_json(const Row& row) {
+  Json json;
+  json["op"] = row.op;
+  json["case"] = row.label();
+  json["scheme"] = row.scheme;
+  json["m"] = row.m, json["n"] = row.n, json["k"] = row.k;
+  json["device"] = row.device;
+  json["kernel"] = row.kernel;
+  json["us"] = row.timing.us, json["us_p10"] = row.timing.us_p10, json["us_p90"] = row.timing.us_p90;
+  json["gflops"] = row.flops / row.timing.us / 1e3;
+  json["gbps"] = row.bytes / row.timing.us / 1e3;
+  json["roofline"] = row.limit_us > 0 ? Json(row.limit_us / row.timing.us) : Json();
+  json["baseline"] = row.baseline ? Json(row.baseline->name) : Json();
+  json["baseline_us"] = row.baseline ? Json(row.baseline->timing.us) : Json();
+  json["speedup"] = row.baseline ? Json(row.baseline->timing.us / row.timing.us) : Json();
+  json["bytes"] = row.bytes;
+  json["limit_us"] = row.limit_us > 0 ? Json(row.limit_us) : Json();
+  json["samples"] = row.timing.samples;
+  json["copies"] = row.copies;
+  json["baselines"] = Json::object();
+  for (const BaselineTiming& b : row.baselines) json["baselines"][b.name] = b.timing.us;
+  return json;
+}
+
+}  // namespace quantfuse::cli

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <initializer_list>
+
+#include "bench.h"
+
+namespace quantfuse::cli {
+namespace {
+
+constexpr int64_t kSize = 4096;
+
+class Suite {
+ public:
+  ProblemOptions o;  // of the next add()
+
+  void add(const std::string& op, const std::string& prefix = "") {
+    Spec spec = spec_from_options(op, o);
+    if (!prefix.empty()) std::visit([&](auto& s) { s.name = prefix + " " + s.name; }, spec);
+    specs_.push_back(std::move(spec));
+  }
+  void add_each_m(const std::string& op, std::initializer_list<int64_t> sizes) {
+    for (const int64_t m : sizes) {
+      o.m = m;
+      add(op);
+    }
+  }
+  std::vector<Spec> take() { return std::move(specs_); }
+
+ private:
+  std::vector<Spec> specs_;
+};
+
+ProblemOptions linear_options(const char* weight, const char* act, const char* act_quant = "none") {
+  ProblemOptions o;
+  o.n = o.k = kSize;
+  o.weight = weight;
+  o.act = act;
+  o.act_quant = act_quant;
+  return o;
+}
+
+ProblemOptions quantize_options(const char* format, int64_t rows, int64_t cols, int64_t group) {
+  ProblemOptions o;
+  o.format = format;
+  o.m = rows, o.n = cols, o.group = group;
+  return o;
+}
+
+void add_llama_layers(Suite& suite) {
+  struct Layer {
+    const char* name;
+    int64_t n, k;
+    bool is_gated;
+  };
+  for (const Layer& layer : {Layer{"llama-3-8b qkv", 6144, 4096, false}, Layer{"llama-3-8b o", 4096, 4096, false},
+                             Layer{"llama-3-8b gate_up", 28672, 4096, true}, Layer{"llama-3-8b down", 4096, 14336, false}}) {
+    suite.o = linear_options("int4", "bf16");
+    suite.o.n = layer.n, suite.o.k = layer.k, suite.o.is_gated = layer.is_gated;
+    if (layer.is_gated) suite.o.activation = "silu";
+    suite.add("linear", layer.name);
+  }
+}
+
+}  // namespace
+
+std::vector<Spec> cpu_suite() {
+  Suite suite;
+  for (const char* act : {"bf16", "f32"}) {
+    suite.o = linear_options("int4", act);
+    suite.add_each_m("linear", {1, 4, 16, 64, 256, 1024});
+  }
+  suite.o = linear_options("int4", "bf16", "int8");
+  suite.add_each_m("linear", {1, 16, 64, 256, 1024});
+  suite.o = linear_options("int8", "bf16", "int8");
+  suite.add_each_m("linear", {1, 64, 256, 1024});
+  for (const char* weight : {"int8", "fp8", "mxfp4"}) {
+    suite.o = linear_options(weight, "bf16");
+    suite.add_each_m("linear", {1, 16, 256});
+  }
+  // What the epilogue costs: against the same product without it, above.
+  suite.o = linear_options("int4", "bf16");
+  suite.o.m = 256, suite.o.has_bias = true, suite.o.activation = "silu";
+  suite.add("linear");
+  add_llama_layers(suite);
+
+  suite.o = ProblemOptions();
+  suite.o.out = "i32";
+  suite.add_each_m("scaled_mm", {64, 256, 1024});
+
+  for (const char* format : {"int8", "fp8"}) {
+    suite.o = quantize_options(format, kSize, kSize, 0);
+    suite.add("quantize");
+  }
+  suite.o = ProblemOptions();
+  suite.o.m = suite.o.n = kSize;
+  suite.o.out_quant = "int8";
+  suite.add("rms_norm");
+  suite.o.out_quant = "fp8";
+  suite.add("gated_act");
+  return suite.take();
+}
+
+std::vector<Spec> h200_suite() {
+  struct Form {
+    const char* format;
+    int64_t group;
+  };
+  Suite suite;
+  for (const Form& form : {Form{"int8", 0}, Form{"fp8", 0}, Form{"int8", 128}, Form{"fp8", 128}}) {
+    for (const auto& [rows, cols] : {std::pair{1, 4096}, {64, 4096}, {4096, 4096}, {16384, 8192}}) {
+      suite.o = quantize_options(form.format, rows, cols, form.group);
+      suite.add("quantize");
+    }
+  }
+  return suite.take();
+}
+
+}  // namespace quantfuse::cli

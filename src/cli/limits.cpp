@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Loops that do nothing but the one thing they measure. Each is compiled for its own instructions by a target attribute
+// and chosen by what the CPU has; accumulators are many enough to cover the latency of the instruction (4 or 5 cycles,
+// two of them a cycle), and they start from different numbers, or the compiler would see that they are all one. What a
+// loop returns is any part of its sums: it only has to depend on them.
+#include "limits.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define QF_TARGET(isa) __attribute__((target(isa)))
+#endif
+
+namespace quantfuse::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using ReadLoop = uint64_t (*)(const uint8_t* data, size_t bytes);  // bytes % 1024 == 0
+using ArithmeticLoop = double (*)(int64_t iterations);             // something of the result, so that none is dropped
+
+struct Arithmetic {
+  ArithmeticLoop loop = nullptr;
+  double operations = 0;  // per iteration
+};
+
+constexpr int kAccumulators = 12;
+
+template <class T>
+T first_of(const void* vector) {
+  T value;
+  std::memcpy(&value, vector, sizeof value);
+  return value;
+}
+
+uint64_t read_scalar(const uint8_t* data, size_t bytes) {
+  uint64_t sum[4] = {};
+  for (size_t i = 0; i < bytes; i += 32) {
+    uint64_t v[4];
+    std::memcpy(v, data + i, 32);
+    for (int j = 0; j < 4; ++j) sum[j] += v[j];
+  }
+  return sum[0] + sum[1] + sum[2] + sum[3];
+}
+
+double fma_scalar(int64_t iterations) {
+  float acc[kAccumulators];
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = static_cast<float>(j);
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (float& a : acc) a = a * 0.5f + 1.0f;
+  }
+  double sum = 0;
+  for (const float a : acc) sum += a;
+  return sum;
+}
+
+double dot_scalar(int64_t iterations) {
+  int32_t acc[kAccumulators];
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = j;
+  const volatile int8_t seed = 3;
+  const int8_t x = seed;
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (int32_t& a : acc) a = a / 2 + x * x;
+  }
+  double sum = 0;
+  for (const int32_t a : acc) sum += a;
+  return sum;
+}
+
+#if defined(__x86_64__)
+
+// Two pages ahead of the loads a prefetch keeps the memory busy across the 4 KiB pages at which the hardware's stop.
+constexpr size_t kPrefetchBytes = 8192;
+
+QF_TARGET("avx2") uint64_t read_avx2(const uint8_t* data, size_t bytes) {
+  __m256i sum[4] = {};
+  for (size_t i = 0; i < bytes; i += 256) {
+    for (int j = 0; j < 8; ++j) {
+      if (j % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(data + i + kPrefetchBytes + j * 32), _MM_HINT_T0);
+      const __m256i v = _mm256_load_si256(reinterpret_cast<const __m256i*>(data + i + j * 32));
+      sum[j % 4] = _mm256_add_epi64(sum[j % 4], v);
+    }
+  }
+  const __m256i total = _mm256_add_epi64(_mm256_add_epi64(sum[0], sum[1]), _mm256_add_epi64(sum[2], sum[3]));
+  return first_of<uint64_t>(&total);
+}
+
+QF_TARGET("avx512f") uint64_t read_avx512(const uint8_t* data, size_t bytes) {
+  __m512i sum[4] = {};
+  for (size_t i = 0; i < bytes; i += 512) {
+    for (int j = 0; j < 8; ++j) {
+      _mm_prefetch(reinterpret_cast<const char*>(data + i + kPrefetchBytes + j * 64), _MM_HINT_T0);
+      sum[j % 4] = _mm512_add_epi64(sum[j % 4], _mm512_load_si512(data + i + j * 64));
+    }
+  }
+  const __m512i total = _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3]));
+  return first_of<uint64_t>(&total);
+}
+
+QF_TARGET("avx2,fma") double fma_avx2(int64_t iterations) {
+  __m256 acc[kAccumulators];
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = _mm256_set1_ps(static_cast<float>(j));
+  const __m256 a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(1.0f);
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (auto& x : acc) x = _mm256_fmadd_ps(x, a, b);
+  }
+  for (const auto& x : acc) acc[0] = _mm256_add_ps(acc[0], x);
+  return first_of<float>(acc);
+}
+
+QF_TARGET("avx512f") double fma_avx512(int64_t iterations) {
+  __m512 acc[kAccumulators];
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = _mm512_set1_ps(static_cast<float>(j));
+  const __m512 a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(1.0f);
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (auto& x : acc) x = _mm512_fmadd_ps(x, a, b);
+  }
+  for (const auto& x : acc) acc[0] = _mm512_add_ps(acc[0], x);
+  return first_of<float>(acc);
+}
+
+// Without VNNI an 8-bit dot product takes three instructions. The empty asm makes the operand new every time: the
+// compiler would otherwise take the products, which do not change, out of the loop.
+QF_TARGET("avx2") double dot_avx2(int64_t iterations) {
+  __m256i acc[kAccumulators];
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = _mm256_set1_epi32(j);
+  __m256i a = _mm256_set1_epi8(3), ones = _mm256_set1_epi16(1);
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (auto& x : acc) {
+      asm volatile("" : "+x"(a));
+      x = _mm256_add_epi32(x, _mm256_madd_epi16(_mm256_maddubs_epi16(a, a), ones));
+    }
+  }
+  for (const auto& x : acc) acc[0] = _mm256_add_epi32(acc[0], x);
+  return first_of<int32_t>(acc);
+}
+
+QF_TARGET("avx512f,avx512vnni") double dot_vnni(int64_t iterations) {
+  __m512i acc[kAccumulators];
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = _mm512_set1_epi32(j);
+  const __m512i a = _mm512_set1_epi8(3);
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (auto& x : acc) x = _mm512_dpbusd_epi32(x, a, a);
+  }
+  for (const auto& x : acc) acc[0] = _mm512_add_epi32(acc[0], x);
+  return first_of<int32_t>(acc);
+}
+
+QF_TARGET("avx512f,avx512bf16") double dot_bf16(int64_t iterations) {
+  __m512 acc[kAccumulators];
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = _mm512_set1_ps(static_cast<float>(j));
+  const __m512bh a = _mm512_cvtne2ps_pbh(_mm512_set1_ps(1e-3f), _mm512_set1_ps(1e-3f));
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (auto& x : acc) x = _mm512_dpbf16_ps(x, a, a);
+  }
+  for (const auto& x : acc) acc[0] = _mm512_add_ps(acc[0], x);
+  return first_of<float>(acc);
+}
+
+#endif
+
+struct Loops {
+  ReadLoop read = read_scalar;
+  Arithmetic f32 = {fma_scalar, 2.0 * kAccumulators}, int8 = {dot_scalar, 2.0 * kAccumulators}, bf16;
+};
+
+Loops loops_of_this_cpu() {
+  Loops loops;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    loops.read = read_avx2;
+    loops.f32 = {fma_avx2, 2.0 * 8 * kAccumulators};
+    loops.int8 = {dot_avx2, 2.0 * 32 * kAccumulators};
+  }
+  if (__builtin_cpu_supports("avx512f")) {
+    loops.read = read_avx512;
+    loops.f32 = {fma_avx512, 2.0 * 16 * kAccumulators};
+  }
+  if (__builtin_cpu_supports("avx512vnni")) loops.int8 = {dot_vnni, 2.0 * 64 * kAccumulators};
+  if (__builtin_cpu_supports("avx512bf16")) loops.bf16 = {dot_bf16, 2.0 * 32 * kAccumulators};
+#endif
+  return loops;
+}
+
+// Seconds from the moment all threads are ready until the last is done.
+template <class Work>
+double time_on_threads(int threads, Work work) {
+  std::atomic<int> num_ready{0};
+  std::atomic<bool> is_started{false};
+  std::vector<std::thread> pool;
+  for (int t = 0; t < threads; ++t) {
+    pool.emplace_back([&, t] {
+      ++num_ready;
+      while (!is_started.load(std::memory_order_acquire)) std::this_thread::yield();
+      work(t);
+    });
+  }
+  while (num_ready.load() != threads) std::this_thread::yield();
+  const auto start = Clock::now();
+  is_started.store(true, std::memory_order_release);
+  for (std::thread& thread : pool) thread.join();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::atomic<uint64_t> sink;  // takes every result, so that no loop is dead code
+
+double measure_read_gbps(ReadLoop read, int threads) {
+  constexpr size_t kAlignment = 1 << 12;
+  const size_t part = (size_t{512} << 20) / static_cast<size_t>(threads) / kAlignment * kAlignment;
+  const size_t total = part * static_cast<size_t>(threads);
+  // The prefetches run past the end by two pages; the addresses need not exist.
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  const std::unique_ptr<uint8_t, Free> data(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, total)));
+  if (!data) throw std::bad_alloc();
+  time_on_threads(threads, [&](int t) { std::memset(data.get() + part * static_cast<size_t>(t), 1, part); });
+  double best = 0;
+  for (int pass = 0; pass < 8; ++pass) {
+    const double seconds =
+        time_on_threads(threads, [&](int t) { sink += read(data.get() + part * static_cast<size_t>(t), part); });
+    best = std::max(best, static_cast<double>(total) / seconds / 1e9);
+  }
+  return best;
+}
+
+double measure_gops(const Arithmetic& arithmetic, int threads) {
+  if (!arithmetic.loop) return 0;
+  constexpr int64_t kIterations = 2000000;  // about 5 ms
+  double best = 0;
+  for (int pass = 0; pass < 6; ++pass) {
+    const double seconds =
+        time_on_threads(threads, [&](int) { sink += arithmetic.loop(kIterations) != 0.0 ? 1 : 0; });
+    best = std::max(best, arithmetic.operations * kIterations * threads / seconds / 1e9);
+  }
+  return best;
+}
+
+}  // namespace
+
+CpuLimits measure_cpu_limits(int threads) {
+  const Loops loops = loops_of_this_cpu();
+  return {measure_read_gbps(loops.read, threads), measure_gops(loops.f32, threads), measure_gops(loops.bf16, threads),
+          measure_gops(loops.int8, threads)};
+}
+
+}  // namespace quantfuse::cli

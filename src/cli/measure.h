@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a call is timed, on the CPU and on a GPU.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace quantfuse::cli {
+
+struct Timing {
+  double us = 0;  // the median
+  double us_p10 = 0, us_p90 = 0;
+  size_t samples = 0;
+};
+Timing summarize(std::vector<double> microseconds);
+
+// Runs call(0), call(1), ... call(copies - 1), call(0), ...: first to warm up, then for `seconds` and at least 20 times;
+// where that takes ten times `seconds`, five times will do. Calls too short for the clock are timed several at once.
+Timing measure(const std::function<void(int copy)>& call, int copies, double seconds);
+
+// How many copies of `bytes` are more than three times the cache: by the time one comes round again it is cold.
+int copies_beyond_cache(double bytes, double cache_bytes);
+
+// Waits until the idle threads of whichever runtime ran last (OpenMP's, OpenBLAS's, ours) no longer spin for work and so
+// leave the CPUs to the next.
+void let_idle_threads_sleep();
+
+// ---- CUDA; in a build without it these throw ----
+
+struct GpuLimits {
+  double read_gbps = 0, copy_gbps = 0;
+  std::string runtime;  // "13.0"
+};
+GpuLimits measure_gpu_limits(int id);
+// As measure(); the calls are captured into a graph and its replays are timed by events, so that what is measured is the
+// device's time and not the host's.
+Timing measure_on_gpu(int id, const std::function<void(int copy, void* stream)>& call, int copies, double seconds);
+
+}  // namespace quantfuse::cli

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "output.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "commands.h"
+
+namespace quantfuse::cli {
+namespace {
+
+bool has_colour() {
+  static const bool answer = [] {
+    const char* no_color = std::getenv("NO_COLOR");
+    const char* term = std::getenv("TERM");
+    return isatty(STDOUT_FILENO) && !(no_color && *no_color) && term && std::strcmp(term, "dumb") != 0;
+  }();
+  return answer;
+}
+
+const char* escape_code(Style style) {
+  switch (style) {
+    case Style::plain: return "";
+    case Style::bold: return "\033[1m";
+    case Style::dim: return "\033[2m";
+    case Style::good: return "\033[32m";
+    case Style::bad: return "\033[31m";
+    case Style::note: return "\033[33m";
+  }
+  return "";
+}
+
+[[noreturn]] void fail_to_write(const std::string& path) {
+  throw UsageError(fmt::format("--json: cannot write {}: {}", path, std::strerror(errno)));
+}
+
+// Characters on the screen: all bytes but the continuation bytes of UTF-8.
+size_t screen_width(const std::string& text) {
+  size_t width = 0;
+  for (const char c : text) width += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  return width;
+}
+
+}  // namespace
+
+std::string styled(Style style, const std::string& text) {
+  if (style == Style::plain || !has_colour()) return text;
+  return escape_code(style) + text + "\033[0m";
+}
+
+JsonFile::JsonFile(const std::string& path) : path_(path) {
+  if (path_.empty()) return;
+  struct stat status;
+  if (stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    // A pipe or a terminal is written to; a rename would replace it. fopen refuses a directory by itself.
+    file_ = std::fopen(path_.c_str(), "w");
+  } else {
+    temporary_ = path_ + ".XXXXXX";
+    const int descriptor = mkstemp(temporary_.data());
+    if (descriptor < 0) temporary_.clear();
+    if (descriptor >= 0) fchmod(descriptor, 0644);
+    file_ = descriptor >= 0 ? fdopen(descriptor, "w") : nullptr;
+  }
+  if (!file_) fail_to_write(path_);
+}
+
+JsonFile::~JsonFile() {
+  if (file_) std::fclose(file_);
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+}
+
+void JsonFile::write(const Json& json) {
+  if (!file_) return;
+  const std::string text = json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  const bool is_written = std::fwrite(text.data(), 1, text.size(), file_) == text.size();
+  const bool is_closed = std::fclose(std::exchange(file_, nullptr)) == 0;
+  if (!is_written || !is_closed) fail_to_write(path_);
+  if (temporary_.empty()) return;
+  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail_to_write(path_);
+  temporary_.clear();
+}
+
+Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
+  for (Column& c : columns_) c.width = std::max(c.width, screen_width(c.title));
+}
+
+void Table::fit(const std::vector<std::string>& cells) {
+  for (size_t i = 0; i < cells.size(); ++i) columns_[i].width = std::max(columns_[i].width, screen_width(cells[i]));
+}
+
+void Table::print_cells(const std::vector<std::string>& cells, Style style) const {
+  std::string line;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const size_t width = screen_width(cells[i]);
+    const std::string padding(width < columns_[i].width ? columns_[i].width - width : 0, ' ');
+    const bool is_left = columns_[i].align == Align::left;
+    line += (i ? "  " : "") + (is_left ? cells[i] + padding : padding + cells[i]);
+  }
+  line.erase(line.find_last_not_of(' ') + 1);
+  fmt::print("{}\n", styled(style, line));
+  std::fflush(stdout);
+}
+
+void Table::print_titles() const {
+  std::vector<std::string> titles;
+  for (const Column& c : columns_) titles.push_back(c.title);
+  print_cells(titles, Style::bold);
+}
+
+void Table::print_row(const std::vector<std::string>& cells, Style style) const { print_cells(cells, style); }
+
+Progress::Progress(size_t total) : is_shown_(isatty(STDERR_FILENO)), total_(total) {}
+
+void Progress::step(const std::string& what) {
+  ++done_;
+  if (!is_shown_) return;
+  fmt::print(stderr, "\r\033[K[{}/{}] {}", done_, total_, what.substr(0, 68));
+  std::fflush(stderr);
+}
+
+void Progress::clear() {
+  if (!is_shown_) return;
+  fmt::print(stderr, "\r\033[K");
+  std::fflush(stderr);
+}
+
+std::string human_bytes(double bytes) {
+  if (bytes >= 1e9) return fmt::format("{:.2f} GB", bytes / 1e9);
+  if (bytes >= 1e6) return fmt::format("{:.1f} MB", bytes / 1e6);
+  if (bytes >= 1e3) return fmt::format("{:.1f} kB", bytes / 1e3);
+  return fmt::format("{:.0f} B", bytes);
+}
+
+}  // namespace quantfuse::cli

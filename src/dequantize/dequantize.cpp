@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dequantize/dequantize.h"
+
+#include "core/block.h"
+
+namespace quantfuse::dequantize {
+namespace {
+
+// On a GPU the values cannot be looked at without synchronising: there the caller answers for them.
+void check_groups(const Arguments& arg, const Vector& g_idx, int64_t groups) {
+  if (arg.device().type != QF_CPU || !g_idx.data) return;
+  const auto* values = g_idx.as<const int32_t>();
+  for (int64_t i = 0; i < g_idx.size; ++i) {
+    if (values[i] >= 0 && values[i] < groups) continue;
+    arg.fail("g_idx has the value " + std::to_string(values[i]) + " at index " + std::to_string(i) +
+             ", expected 0 to " + std::to_string(groups - 1));
+  }
+}
+
+}  // namespace
+
+Problem Op::parse(const Args& a, Arguments& arg) {
+  Problem p = {};
+  Dim rows{"rows"}, cols{"cols"};
+  p.x = arg.expect("x", a.x).shape(rows, cols).dtype(kFloats).matrix();
+  p.rows = rows, p.cols = cols;
+
+  check_format(arg, "format", a.format, {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
+  p.format = a.format;
+  p.block = resolve_block(arg, "block", a.block, p.rows, p.cols);
+  Dim code_cols{"code bytes", row_bytes(p.format, p.cols)};
+  p.q = arg.expect("q", a.q).shape(rows, code_cols).codes(p.format).matrix();
+
+  const auto scale_types = {DType::f32, DType::e8m0, DType::u8};
+  p.scale = expect_scale(arg, "scale", a.scale, p.block, p.rows, p.cols, scale_types);
+  check_scale_values(arg, "scale", p.scale);
+  if (a.zero) {
+    arg.require(is_integer(p.format), "zero is given, and floating formats have no zero points");
+    p.zero = expect_scale(arg, "zero", a.zero, p.block, p.rows, p.cols, {DType::i8, DType::f32});
+  }
+  if (a.g_idx) {
+    p.g_idx = arg.expect("g_idx", a.g_idx).shape(cols).dtype({DType::i32}).vector();
+    check_groups(arg, p.g_idx, p.col_blocks());
+  }
+  arg.writes("x");
+  return p;
+}
+
+}  // namespace quantfuse::dequantize
+
+using namespace quantfuse;
+QF_DEFINE_OPERATION(qf_dequantize, dequantize::Op)

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dequantize on vectors of AVX-512: the algorithm of dequantize_rows.h.
+#include "cpu/simd_avx512.h"
+#include "dequantize/dequantize_rows.h"
+
+namespace quantfuse::dequantize_avx512 {
+using dequantize::Problem;
+namespace {
+
+Verdict accepts(const Problem&) { return kYes; }
+void launch(const Problem& p, const Launch&) { dequantize::dequantize_rows<Avx512>(p); }
+
+}  // namespace
+
+extern const Kernel<Problem> entry = {"dequantize_avx512", Target::avx512, accepts, no_workspace<Problem>, launch};
+
+}  // namespace quantfuse::dequantize_avx512

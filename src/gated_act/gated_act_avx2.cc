@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/simd_avx2.h"
+#include "gated_act/gated_act_rows.h"
+
+namespace quantfuse::gated_act_avx2 {
+using gated_act::Problem;
+namespace {
+
+Verdict accepts(const Problem&) { return kYes; }
+
+}  // namespace
+
+extern const Kernel<Problem> entry = {"gated_act_avx2", Target::avx2, accepts, no_workspace<Problem>,
+                                      gated_act::launch_rows<Avx2>};
+
+}  // namespace quantfuse::gated_act_avx2

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// y = quantize( act( sum_k x[m,k] * w[n,k] + bias[n] ) [* up] + residual ),   w = (codes - zero) * scale
+//
+// Where act_format is given, x is first quantized per row or per row and group of columns, or comes so.
+#pragma once
+
+#include "core/kernel.h"
+#include "core/operation.h"
+#include "core/output.h"
+#include "linear/packed.h"
+#include "linear/weight.h"
+
+namespace quantfuse::linear {
+
+struct Problem {
+  int64_t m, n, k;       // n: rows of the weight
+  int64_t n_out;         // columns of y: n, or n / 2 where the weight is gated
+  Matrix x;              // [m, k] f32 | f16 | bf16, or codes
+  Matrix x_scale;        // [m, ceil(k / act_group)] f32; present where x holds codes
+  qf_format act_format;  // NONE: x as it is
+  int64_t act_group;     // resolved; k for a whole row
+  Weight weight;
+  Vector bias;           // [n] floats; optional
+  qf_activation activation;
+  Matrix residual;       // [m, n_out] floats; optional
+  Output out;
+  PackedView packed;     // of weight.packed, where it fits
+  const char* not_packed_reason;  // why it does not
+
+  bool has_act_quant() const { return act_format != QF_FORMAT_NONE; }
+  bool is_whole_row_act() const { return act_group >= k; }
+};
+
+struct Op {
+  static constexpr const char* name = "linear";
+  using Args = qf_linear_args;
+  using Problem = linear::Problem;
+  static Problem parse(const Args& args, Arguments& arg);
+  static bool is_empty(const Problem& p) { return p.m == 0 || p.n_out == 0; }
+  static std::span<const Kernel<Problem>* const> kernels();
+};
+
+}  // namespace quantfuse::linear

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Any weight format times the true activations (or FP8 ones, by conversion), in float32: see linear_float.h.
+#include "cpu/simd_avx512.h"
+#include "linear/linear_float.h"
+
+namespace quantfuse::linear_float_avx512 {
+using linear::Problem;
+namespace {
+
+Verdict accepts(const Problem& p) { return linear::packed_for(p, Avx512::kLanes); }
+
+size_t workspace_bytes(const Problem& p) {
+  return static_cast<size_t>(linear::make_plan(p, sizeof(float), linear::kFloatSegment).total_bytes);
+}
+
+void launch(const Problem& p, const Launch& launch) { linear::launch_float<Avx512>(p, launch); }
+
+}  // namespace
+
+extern const Kernel<Problem> entry = {"linear_float_avx512", Target::avx512, accepts, workspace_bytes, launch};
+
+}  // namespace quantfuse::linear_float_avx512

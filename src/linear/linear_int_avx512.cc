@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// INT4 or INT8 weights times INT8 activations, in integers: see linear_int.h.
+#include "cpu/simd_avx512.h"
+#include "linear/linear_int.h"
+
+namespace quantfuse::linear_int_avx512 {
+using linear::Problem;
+namespace {
+
+Verdict accepts(const Problem& p) { return linear::accepts_int(p, Avx512::kLanes); }
+
+size_t workspace_bytes(const Problem& p) {
+  return static_cast<size_t>(linear::make_plan(p, 1, linear::kIntSegment).total_bytes);
+}
+
+void launch(const Problem& p, const Launch& launch) { linear::launch_int<Avx512>(p, launch); }
+
+}  // namespace
+
+extern const Kernel<Problem> entry = {"linear_int_avx512", Target::avx512, accepts, workspace_bytes, launch};
+
+}  // namespace quantfuse::linear_int_avx512

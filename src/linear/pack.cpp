@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// qf_weight_pack for the CPU: from canonical rows to the panels of packed.h.
+#include <cstring>
+#include <vector>
+
+#include "core/device.h"
+#include "core/operation.h"
+#include "cpu/threads.h"
+#include "linear/packed.h"
+
+namespace quantfuse::linear {
+namespace {
+
+constexpr int64_t kGroupPadding = 8;  // a word of 4-bit codes
+
+// The order of columns: for every padded position the column of w or -1, and where each group begins.
+struct ColumnOrder {
+  std::vector<int32_t> k_map, bounds;
+  bool is_identity = true;  // padding at the very end does not count
+};
+
+ColumnOrder order_columns(const Weight& w) {
+  std::vector<std::vector<int32_t>> members;
+  ColumnOrder order;
+  order.bounds.push_back(0);
+  auto close_group = [&] {
+    while (order.k_map.size() % kGroupPadding != 0) order.k_map.push_back(-1);
+    order.bounds.push_back(static_cast<int32_t>(order.k_map.size()));
+  };
+  if (w.g_idx && w.g_idx.data) {
+    members.resize(w.num_groups);
+    for (int64_t k = 0; k < w.k; ++k) members[w.group_of(k)].push_back(static_cast<int32_t>(k));
+    for (const auto& group : members) {
+      order.k_map.insert(order.k_map.end(), group.begin(), group.end());
+      close_group();
+    }
+  } else {
+    for (int64_t g = 0; g < w.num_groups; ++g) {
+      const int64_t end = std::min((g + 1) * w.block.cols, w.k);
+      for (int64_t k = g * w.block.cols; k < end; ++k) order.k_map.push_back(static_cast<int32_t>(k));
+      close_group();
+    }
+  }
+  for (size_t i = 0; i < order.k_map.size(); ++i) {
+    const bool is_tail = static_cast<int64_t>(i) >= w.k && order.k_map[i] < 0;
+    if (order.k_map[i] != static_cast<int32_t>(i) && !is_tail) order.is_identity = false;
+  }
+  return order;
+}
+
+// The row of w that lane `lane` of panel `panel` holds, or -1 in the padding.
+int64_t row_of_lane(const PackedHeader& h, int64_t panel, int64_t lane) {
+  if (!h.is_gated) {
+    const int64_t row = panel * 2 * h.lanes + lane;
+    return row < h.n ? row : -1;
+  }
+  const int64_t half = h.n / 2, column = panel * h.lanes + lane % h.lanes;
+  if (column >= half) return -1;
+  return lane < h.lanes ? column : half + column;
+}
+
+// The code as it is stored: integers moved to be unsigned.
+uint32_t stored_code(const Weight& w, int64_t row, int64_t k) {
+  const auto* codes = reinterpret_cast<const uint8_t*>(w.codes.row_bytes_at(row));
+  switch (w.format) {
+    case QF_INT8: return codes[k] ^ 0x80u;
+    case QF_INT4: return nibble_at(codes, k) ^ 8u;
+    case QF_FP4_E2M1: return nibble_at(codes, k);
+    default: return codes[k];
+  }
+}
+uint32_t stored_zero_code(qf_format f) { return f == QF_INT8 ? 0x80u : f == QF_INT4 ? 8u : 0u; }
+
+void pack_panel_codes(const Weight& w, const PackedHeader& h, const ColumnOrder& order, int64_t panel, uint32_t* out) {
+  const bool is_4bit = is_packed_4bit(w.format);
+  const int per_word = is_4bit ? 8 : 4;
+  const int64_t words = h.k_padded / per_word, panel_rows = 2 * h.lanes;
+  for (int64_t lane = 0; lane < panel_rows; ++lane) {
+    const int64_t row = row_of_lane(h, panel, lane);
+    for (int64_t word = 0; word < words; ++word) {
+      uint32_t bits = 0;
+      for (int i = 0; i < per_word; ++i) {
+        const int32_t k = order.k_map[word * per_word + i];
+        const uint32_t code = row < 0 || k < 0 ? stored_zero_code(w.format) : stored_code(w, row, k);
+        const int shift = !is_4bit ? 8 * i : i < 4 ? 8 * i : 8 * (i - 4) + 4;
+        bits |= code << shift;
+      }
+      out[word * panel_rows + lane] = bits;
+    }
+  }
+}
+
+}  // namespace
+
+int packed_lanes_of_cpu() {
+  const Target t = cpu_target();
+  return t >= Target::avx512 ? 16 : t == Target::avx2 ? 8 : 0;
+}
+
+PackedHeader plan_packed(const Weight& w, int lanes) {
+  PackedHeader h = {};
+  h.magic = PackedHeader::kMagic;
+  h.lanes = lanes;
+  h.format = w.format;
+  h.is_gated = w.is_gated;
+  h.has_zeros = static_cast<bool>(w.zero);
+  h.has_float_zeros = w.zero && w.zero.dtype == DType::f32;
+  h.n = w.n, h.k = w.k;
+  const ColumnOrder order = order_columns(w);
+  h.has_k_map = !order.is_identity;
+  h.k_padded = static_cast<int64_t>(order.k_map.size());
+  h.num_groups = w.num_groups;
+  h.num_panels = w.is_gated ? ceil_div(w.n / 2, lanes) : ceil_div(w.n, 2 * lanes);
+
+  int64_t offset = sizeof(PackedHeader);
+  auto reserve = [&](int64_t bytes) {
+    const int64_t at = offset;
+    offset = round_up(offset + bytes, 64);
+    return at;
+  };
+  const int64_t panel_floats = h.num_groups * 2 * lanes * 4;
+  h.codes = reserve(h.num_panels * PackedView{&h}.panel_code_bytes());
+  h.scales = reserve(h.num_panels * panel_floats);
+  h.zeros = reserve(h.has_zeros ? h.num_panels * panel_floats : 0);
+  h.k_map = reserve(h.has_k_map ? h.k_padded * 4 : 0);
+  h.bounds = reserve((h.num_groups + 1) * 4);
+  h.total_bytes = offset;
+  return h;
+}
+
+void pack_cpu(const Weight& w, const PackedHeader& plan, void* out) {
+  const ColumnOrder order = order_columns(w);
+  char* base = static_cast<char*>(out);
+  std::memset(base, 0, sizeof(PackedHeader));  // not valid until all of it is
+  const int64_t panel_rows = 2 * plan.lanes;
+  const PackedView sizes{&plan};
+  parallel_ranges(plan.num_panels, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      pack_panel_codes(w, plan, order, panel,
+                       reinterpret_cast<uint32_t*>(base + plan.codes + panel * sizes.panel_code_bytes()));
+      auto* scales = reinterpret_cast<float*>(base + plan.scales) + panel * plan.num_groups * panel_rows;
+      auto* zeros = reinterpret_cast<float*>(base + plan.zeros) + panel * plan.num_groups * panel_rows;
+      for (int64_t g = 0; g < plan.num_groups; ++g) {
+        for (int64_t lane = 0; lane < panel_rows; ++lane) {
+          const int64_t row = row_of_lane(plan, panel, lane);
+          scales[g * panel_rows + lane] = row < 0 ? 0.0f : w.scale_at(row, g);
+          if (plan.has_zeros) zeros[g * panel_rows + lane] = row < 0 ? 0.0f : w.zero_at(row, g);
+        }
+      }
+    }
+  });
+  if (plan.has_k_map) std::memcpy(base + plan.k_map, order.k_map.data(), order.k_map.size() * 4);
+  std::memcpy(base + plan.bounds, order.bounds.data(), order.bounds.size() * 4);
+  std::memcpy(base, &plan, sizeof plan);
+}
+
+PackedCheck view_packed(const Weight& w) {
+  if (!w.packed) return {{}, "the weight is not packed (qf_weight_pack)"};
+  if (!w.packed.data) return {{}, nullptr};  // a question about shapes only
+  if (w.packed.size < static_cast<int64_t>(sizeof(PackedHeader))) return {{}, "weight.packed is too short"};
+  const auto* h = w.packed.as<const PackedHeader>();
+  if (h->magic != PackedHeader::kMagic) return {{}, "weight.packed was not made by qf_weight_pack"};
+  if (h->total_bytes > w.packed.size) return {{}, "weight.packed is too short"};
+  if (h->n != w.n || h->k != w.k || h->format != w.format || h->is_gated != (w.is_gated ? 1 : 0)) {
+    return {{}, "weight.packed holds another weight: its n, k, format or is_gated differ"};
+  }
+  return {{h}, nullptr};
+}
+
+}  // namespace quantfuse::linear
+
+namespace {
+
+using namespace quantfuse;
+
+// The weight as pack() needs it: canonical, values checked, on the CPU.
+Weight parse_for_pack(Arguments& arg, const qf_weight& a) {
+  qf_weight canonical = a;
+  canonical.packed = nullptr;
+  arg.require(a.codes != nullptr, "weight.codes is missing");
+  Weight w = parse_weight(arg, canonical);
+  if (arg.device().type != QF_CPU) fail_unsupported("weight_pack: no packed layout for CUDA devices in this version");
+  if (linear::packed_lanes_of_cpu() == 0) {
+    fail_unsupported("weight_pack: the scalar kernels of this CPU, or of QUANTFUSE_ISA=scalar, use the canonical weight");
+  }
+  return w;
+}
+
+}  // namespace
+
+extern "C" qf_status qf_weight_packed_bytes(const qf_weight* weight, qf_device device, uint64_t* bytes) {
+  return guarded([&] {
+    Arguments arg("weight_pack", /*needs_data=*/weight && weight->g_idx);
+    arg.require(weight != nullptr, "weight is null");
+    arg.require(bytes != nullptr, "bytes is null");
+    const Weight w = parse_for_pack(arg, *weight);
+    arg.require(device.type == arg.device().type, "device is not the one that the weight is on");
+    if (w.g_idx) check_weight_values(arg, w);
+    *bytes = static_cast<uint64_t>(linear::plan_packed(w, linear::packed_lanes_of_cpu()).total_bytes);
+  });
+}
+
+extern "C" qf_status qf_weight_pack(const qf_weight* weight, const qf_call*) {
+  return guarded([&] {
+    Arguments arg("weight_pack", /*needs_data=*/true);
+    arg.require(weight != nullptr, "weight is null");
+    const Weight w = parse_for_pack(arg, *weight);
+    check_weight_values(arg, w);
+    const auto plan = linear::plan_packed(w, linear::packed_lanes_of_cpu());
+    Dim bytes{"bytes"};
+    const Vector out = arg.expect("weight.packed", weight->packed).shape(bytes).dtype({DType::u8}).aligned(64).vector();
+    if (out.size < plan.total_bytes) {
+      arg.fail("weight.packed has " + std::to_string(out.size) + " bytes, expected at least " +
+               std::to_string(plan.total_bytes));
+    }
+    arg.writes("weight.packed");
+    linear::pack_cpu(w, plan, out.data);
+  });
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "linear/weight.h"
+
+#include "core/block.h"
+
+namespace quantfuse {
+
+Weight parse_weight(Arguments& arg, const qf_weight& a) {
+  Weight w;
+  check_format(arg, "weight.format", a.format, {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
+  arg.require(a.n >= 0 && a.k >= 0, "weight.n or weight.k is negative");
+  w.format = a.format;
+  w.n = a.n, w.k = a.k;
+  w.is_gated = a.is_gated != 0;
+  arg.require(!w.is_gated || a.n % 2 == 0, "weight.n is odd, expected the even number of rows of a merged gate|up weight");
+  w.block = resolve_block(arg, "weight.block", a.block, a.n, a.k);
+  w.num_groups = ceil_div(w.k, w.block.cols);
+  arg.require(a.codes || a.packed, "weight has neither codes nor packed");
+
+  if (a.codes) {
+    Dim n{"n", w.n}, code_cols{"code bytes", row_bytes(w.format, w.k)}, k{"k", w.k};
+    w.codes = arg.expect("weight.codes", a.codes).shape(n, code_cols).codes(w.format).matrix();
+    if (a.g_idx) {
+      w.g_idx = arg.expect("weight.g_idx", a.g_idx).shape(k).dtype({DType::i32}).vector();
+      Dim row_blocks{"row blocks", ceil_div(w.n, w.block.rows)}, groups{"groups"};
+      w.scale = arg.expect("weight.scale", a.scale).shape(row_blocks, groups).dtype({DType::f32, DType::e8m0, DType::u8}).compact();
+      w.num_groups = groups;
+    } else {
+      w.scale = expect_scale(arg, "weight.scale", a.scale, w.block, w.n, w.k, {DType::f32, DType::e8m0, DType::u8});
+    }
+    if (a.zero) {
+      arg.require(is_integer(w.format), "weight.zero is given, and floating formats have no zero points");
+      Dim row_blocks{"row blocks", w.scale.rows}, groups{"groups", w.num_groups};
+      w.zero = arg.expect("weight.zero", a.zero).shape_squeezed(row_blocks, groups).dtype({DType::i8, DType::f32}).compact();
+    }
+  }
+  if (a.packed) {
+    Dim bytes{"bytes"};
+    w.packed = arg.expect("weight.packed", a.packed).shape(bytes).dtype({DType::u8}).aligned(64).vector();
+  }
+  return w;
+}
+
+void check_weight_values(const Arguments& arg, const Weight& w) {
+  if (arg.device().type != QF_CPU) return;
+  check_scale_values(arg, "weight.scale", w.scale);
+  if (w.zero && w.zero.dtype == DType::f32) {
+    const auto* zero = static_cast<const float*>(w.zero.data);
+    for (int64_t i = 0; i < w.zero.rows * w.zero.cols; ++i) {
+      if (!is_finite(zero[i])) arg.fail("weight.zero is not finite at index " + std::to_string(i));
+    }
+  }
+  if (w.g_idx) {
+    const auto* g_idx = w.g_idx.as<const int32_t>();
+    for (int64_t i = 0; i < w.k; ++i) {
+      if (g_idx[i] >= 0 && g_idx[i] < w.num_groups) continue;
+      arg.fail("weight.g_idx has the value " + std::to_string(g_idx[i]) + " at index " + std::to_string(i) +
+               ", expected 0 to " + std::to_string(w.num_groups - 1));
+    }
+  }
+}
+
+}  // namespace quantfuse

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// quantize over either vector type S: bit for bit what quantize_ref computes. For every block shape:
+//
+//   a block     is a rectangle of numbers. Its rows are read twice, for the range and for the codes; the second time they
+//               come from a cache, unless the block is larger than one.
+//   the work    is cut into bands of block.rows rows. Where there are few bands it is cut along the columns as well, and
+//               where there are few blocks, big ones (per tensor), each block is cut into slices that all threads share.
+//   columns     of one number each (a scale per column) lie across the lanes of a vector, which walks down the rows.
+//
+// The MSE search adds up squared errors in units of the first candidate's scale, so that they neither overflow nor
+// vanish: float32 in each lane over at most kRunVectors vectors, double beyond.
+#pragma once
+
+#include "core/choose.h"
+#include "cpu/threads.h"
+#include "cpu/vector_math.h"
+#include "quantize/quantize.h"
+
+namespace quantfuse::quantize {
+
+inline constexpr int kSlices = 16;                   // of a block that all threads share
+inline constexpr int64_t kTaskElements = 1 << 15;    // less than this is not worth another thread: about 10 us of work
+inline constexpr int64_t kSliceElements = 1 << 16;   // blocks below this are not cut
+inline constexpr int kBatch = 16;                    // small blocks whose scales are found before their codes
+inline constexpr int64_t kBatchElements = 512;       // a batch of them still fits the L1 cache
+inline constexpr int64_t kRunVectors = 64;
+
+struct Range {
+  float low = 0, high = 0;
+  QF_INLINE void include(const Range& other) {
+    low = other.low < low ? other.low : low;
+    high = other.high > high ? other.high : high;
+  }
+};
+
+// Slice i of `count`: some of the rows, or of a single row some of its columns. Cuts within a row are multiples of 64
+// columns, so that no two slices share a byte of 4-bit codes.
+QF_INLINE Extent slice_of(const Extent& e, int i, int count) {
+  const bool by_rows = e.r1 - e.r0 > 1;
+  const int64_t begin = by_rows ? e.r0 : e.c0, size = (by_rows ? e.r1 : e.c1) - begin, step = by_rows ? 1 : 64;
+  const int64_t first = i == 0 ? begin : (begin + size * i / count) / step * step;
+  const int64_t last = i + 1 == count ? begin + size : (begin + size * (i + 1) / count) / step * step;
+  return by_rows ? Extent{first, last, e.c0, e.c1} : Extent{e.r0, e.r1, first, last};
+}
+
+template <class S, class T, qf_format Format>
+class RowsQuantizer {
+  using F = typename S::F;
+  using I = typename S::I;
+  static constexpr int kLanes = S::kLanes;
+  static constexpr CodeRange kCodes = code_range(Format);
+
+ public:
+  explicit RowsQuantizer(const Problem& problem) : p_(problem), kind_(problem.scale_kind()) {}
+
+  void run() const {
+    if (p_.block.cols == 1 && p_.block.rows > 1) return run_columns();
+    // The columns of a band are one task where there are bands enough for any number of threads. A task never ends
+    // within a byte of 4-bit codes.
+    const int64_t bands = p_.row_blocks(), blocks = p_.col_blocks();
+    const int64_t even = is_packed_4bit(Format) && p_.block.cols % 2 ? 2 : 1;
+    const int64_t blocks_per_task = bands >= kSlices ? blocks : even;
+    const int64_t tasks_per_band = ceil_div(blocks, blocks_per_task), tasks = bands * tasks_per_band;
+    const int64_t block_elements = p_.block.rows * p_.block.cols;
+
+    if (tasks < kSlices && block_elements >= kSliceElements) {
+      for (int64_t block = 0; block < bands * blocks; ++block) run_blocks<1>(block / blocks, block % blocks, 1, kSlices);
+      return;
+    }
+    const int64_t grain = ceil_div(kTaskElements, block_elements * blocks_per_task);
+    parallel_ranges(tasks, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t first = task % tasks_per_band * blocks_per_task;
+        const int64_t count = blocks - first < blocks_per_task ? blocks - first : blocks_per_task;
+        if (block_elements <= kBatchElements) run_blocks<kBatch>(task / tasks_per_band, first, count, 1);
+        else run_blocks<1>(task / tasks_per_band, first, count, 1);
+      }
+    });
+  }
+
+ private:
+  const T* x(int64_t r) const { return p_.x.template row<T>(r); }
+  uint8_t* q(int64_t r) const { return reinterpret_cast<uint8_t*>(p_.q.row_bytes_at(r)); }
+
+  template <class Body>
+  QF_INLINE static void each_slice(const Extent& e, int count, const Body& body) {
+    if (count == 1) return body(0, e);
+    parallel_ranges(count, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) body(static_cast<int>(i), slice_of(e, static_cast<int>(i), count));
+    });
+  }
+
+  // `count` blocks of a band from `first` on, Batch at a time: first the scales of them all, then their codes, so that the
+  // latency of one block's scale hides behind the others.
+  template <int Batch>
+  QF_INLINE void run_blocks(int64_t band, int64_t first, int64_t count, int slices) const {
+    for (int64_t begin = first; begin < first + count; begin += Batch) {
+      const int64_t end = first + count - begin < Batch ? first + count : begin + Batch;
+      Quantizer z[Batch];
+      for (int64_t c = begin; c < end; ++c) {
+        const int64_t block = band * p_.col_blocks() + c;
+        z[c - begin] = p_.is_static() ? given(block) : chosen(extent_of(band, c), slices);
+        if (!p_.is_static()) store(block, z[c - begin]);
+      }
+      for (int64_t c = begin; c < end; ++c) encode_block(extent_of(band, c), c, z[c - begin], slices);
+    }
+  }
+
+  QF_INLINE Extent extent_of(int64_t band, int64_t col_block) const {
+    const int64_t r0 = band * p_.block.rows, c0 = col_block * p_.block.cols;
+    return {r0, p_.rows - r0 < p_.block.rows ? p_.rows : r0 + p_.block.rows,
+            c0, p_.cols - c0 < p_.block.cols ? p_.cols : c0 + p_.block.cols};
+  }
+
+  QF_INLINE void encode_block(const Extent& e, int64_t col_block, const Quantizer& z, int slices) const {
+    const float inverse = 1.0f / z.scale;
+    int32_t sums[kSlices];  // of the last row of each slice; slices along the columns have no other
+    each_slice(e, slices, [&](int i, const Extent& s) {
+      sums[i] = 0;
+      for (int64_t r = s.r0; r < s.r1; ++r) {
+        sums[i] = encode_row(r, s.c0, s.c1, inverse, z.zero);
+        if (p_.row_sums) p_.row_sums.template row<int32_t>(r)[col_block] = sums[i];
+      }
+    });
+    if (p_.row_sums && slices > 1 && e.r1 - e.r0 == 1) {
+      int32_t sum = 0;
+      for (int i = 0; i < slices; ++i) sum += sums[i];
+      p_.row_sums.template row<int32_t>(e.r0)[col_block] = sum;
+    }
+  }
+
+  QF_INLINE Quantizer given(int64_t block) const {
+    Quantizer z;
+    z.scale = p_.has_e8m0_scale() ? E8m0::decode(static_cast<const uint8_t*>(p_.scale.data)[block])
+                                  : static_cast<const float*>(p_.scale.data)[block];
+    if (p_.zero) z.zero = static_cast<const int8_t*>(p_.zero.data)[block];
+    return z;
+  }
+
+  QF_INLINE void store(int64_t block, const Quantizer& z) const {
+    if (kind_ == ScaleKind::e8m0) static_cast<uint8_t*>(p_.scale.data)[block] = z.e8m0;
+    else static_cast<float*>(p_.scale.data)[block] = z.scale;
+    if (p_.zero) static_cast<int8_t*>(p_.zero.data)[block] = static_cast<int8_t>(z.zero);
+  }
+
+  QF_INLINE Quantizer chosen(const Extent& e, int slices) const {
+    Range ranges[kSlices];
+    each_slice(e, slices, [&](int i, const Extent& s) { ranges[i] = range_of(s); });
+    for (int i = 1; i < slices; ++i) ranges[0].include(ranges[i]);
+    const Quantizer widest = quantizer_from_range(kind_, kCodes, ranges[0].low, ranges[0].high);
+    return p_.mode == QF_SCALE_MSE ? search(e, slices, ranges[0], widest) : widest;
+  }
+
+  QF_INLINE Range range_of(const Extent& e) const {
+    if constexpr (sizeof(T) == 2) {
+      if (kind_ != ScaleKind::asymmetric) {
+        const uint32_t amax = largest_magnitude_bits(e);
+        constexpr uint32_t kInfinity = std::is_same_v<T, bf16> ? 0x7f80 : 0x7c00;
+        if (amax <= kInfinity) return {0.0f, to_float(T{static_cast<uint16_t>(amax)})};
+      }
+    }
+    F low = S::zero(), high = S::zero(), low2 = S::zero(), high2 = S::zero();
+    for (int64_t r = e.r0; r < e.r1; ++r) {
+      const T* row = x(r);
+      int64_t c = e.c0;
+      for (; c + 2 * kLanes <= e.c1; c += 2 * kLanes) {
+        const F v = S::load(row + c), v2 = S::load(row + c + kLanes);
+        low = S::min(v, low), high = S::max(v, high);  // NaN leaves them as they are
+        low2 = S::min(v2, low2), high2 = S::max(v2, high2);
+      }
+      for (; c < e.c1; c += kLanes) {
+        const F v = S::load(row + c, e.c1 - c);
+        low = S::min(v, low), high = S::max(v, high);
+      }
+    }
+    return {S::reduce_min(S::min(low, low2)), S::reduce_max(S::max(high, high2))};
+  }
+
+  // The bits of 16-bit floats without their sign are ordered as their magnitudes are, with NaN above infinity: twice the
+  // numbers in a vector and no conversion.
+  QF_INLINE uint32_t largest_magnitude_bits(const Extent& e) const {
+    const I magnitude = S::set1(0x7fff7fff);
+    I largest = S::zero_i(), largest2 = S::zero_i();
+    uint32_t rest = 0;
+    for (int64_t r = e.r0; r < e.r1; ++r) {
+      const T* row = x(r);
+      int64_t c = e.c0;
+      for (; c + 4 * kLanes <= e.c1; c += 4 * kLanes) {
+        largest = S::max_u16(largest, S::and_(S::load_i(row + c), magnitude));
+        largest2 = S::max_u16(largest2, S::and_(S::load_i(row + c + 2 * kLanes), magnitude));
+      }
+      for (; c + 2 * kLanes <= e.c1; c += 2 * kLanes) {
+        largest = S::max_u16(largest, S::and_(S::load_i(row + c), magnitude));
+      }
+      for (; c < e.c1; ++c) rest = (row[c].bits & 0x7fffu) > rest ? row[c].bits & 0x7fffu : rest;
+    }
+    largest = S::max_u16(largest, largest2);
+    const I low_half = S::and_(largest, S::set1(0xffff)), high_half = S::template shr<16>(largest);
+    const auto in_lanes = static_cast<uint32_t>(S::reduce_max(S::to_float(S::max(low_half, high_half))));
+    return in_lanes > rest ? in_lanes : rest;
+  }
+
+  // Not inlined: rare, and 41 passes over the block dwarf a call.
+  __attribute__((noinline)) Quantizer search(const Extent& e, int slices, Range range, Quantizer best) const {
+    const float unit = 1.0f / best.scale;
+    auto squared_error = [&](const Quantizer& z) {
+      double parts[kSlices];
+      each_slice(e, slices, [&](int i, const Extent& s) { parts[i] = squared_error_of(s, z, unit); });
+      double sum = 0;
+      for (int i = 0; i < slices; ++i) sum += parts[i];
+      return sum;
+    };
+    double best_error = squared_error(best);
+    for (int step = 1; step < kSearchSteps; ++step) {
+      const float shrink = shrink_factor(step);
+      const Quantizer z = quantizer_from_range(kind_, kCodes, range.low * shrink, range.high * shrink);
+      const double error = squared_error(z);
+      if (error < best_error) best = z, best_error = error;
+    }
+    return best;
+  }
+
+  QF_INLINE double squared_error_of(const Extent& e, const Quantizer& z, float unit) const {
+    const F inverse = S::set1(1.0f / z.scale), ratio = S::set1(z.scale * unit), units = S::set1(unit);
+    const F zero = S::set1(static_cast<float>(z.zero)), infinity = S::from_bits(S::set1(0x7f800000));
+    double sum = 0;
+    for (int64_t r = e.r0; r < e.r1; ++r) {
+      for (int64_t begin = e.c0; begin < e.c1; begin += kRunVectors * kLanes) {
+        const int64_t end = e.c1 - begin < kRunVectors * kLanes ? e.c1 : begin + kRunVectors * kLanes;
+        F run = S::zero();
+        for (int64_t c = begin; c < end; c += kLanes) {
+          const F v = S::load(x(r) + c, end - c);
+          const F decoded = decode_vector<S, Format>(encode_vector<S, Format>(S::mul(v, inverse), z.zero));
+          const F error = S::sub(S::mul(S::sub(decoded, zero), ratio), S::mul(v, units));
+          // Numbers that are not finite do not count, nor do the lanes beyond the end.
+          const F counted = S::select(S::less(S::abs(v), infinity), error, S::zero());
+          const F square = S::mul(counted, counted);
+          run = S::add(run, end - c < kLanes ? S::select(S::first(end - c), square, S::zero()) : square);
+        }
+        sum += S::reduce_add(run);
+      }
+    }
+    return sum;
+  }
+
+  // Columns [c0, c1) of a row. Returns the sum of integer codes. While the codes are computed the row below is fetched,
+  // which is what the range of the next block needs: memory never waits for arithmetic.
+  QF_INLINE int32_t encode_row(int64_t r, int64_t c0, int64_t c1, float inverse, int zero) const {
+    const T* row = x(r);
+    uint8_t* codes = q(r);
+    int32_t first = 0;
+    if (is_packed_4bit(Format) && c0 % 2 && c0 < c1) {  // the high nibble of a byte whose low one is there already
+      const uint8_t code = encode_value(Format, to_float(row[c0]) * inverse, zero);
+      store_code(Format, codes, c0, code);
+      first = (code ^ 8) - 8;
+      ++c0;
+    }
+    const F inverses = S::set1(inverse);
+    I sum = S::zero_i();
+    for (; c0 + kLanes <= c1; c0 += kLanes) {
+      __builtin_prefetch(row + p_.x.row_stride + c0);
+      const I code = encode_vector<S, Format>(S::mul(S::load(row + c0), inverses), zero);
+      if constexpr (is_packed_4bit(Format)) S::store_u4(codes + c0 / 2, code);
+      else S::store_u8(codes + c0, code);
+      if constexpr (is_integer(Format)) sum = S::add(sum, code);
+    }
+    if (c0 < c1) {
+      const I code = encode_vector<S, Format>(S::mul(S::load(row + c0, c1 - c0), inverses), zero);
+      if constexpr (is_packed_4bit(Format)) S::store_u4(codes + c0 / 2, code, c1 - c0);
+      else S::store_u8(codes + c0, code, c1 - c0);
+      if constexpr (is_integer(Format)) sum = S::add(sum, S::select(S::first(c1 - c0), code, S::zero_i()));
+    }
+    return first + S::reduce_add(sum);
+  }
+
+  // ---- Blocks of one column ----
+
+  static constexpr int kStrip = 8;  // vectors side by side, so that a visit to a row touches whole cache lines
+
+  void run_columns() const {
+    constexpr int64_t kStripCols = kStrip * kLanes;
+    const int64_t strips = ceil_div(p_.cols, kStripCols);
+    parallel_ranges(p_.row_blocks() * strips, ceil_div(kTaskElements, p_.block.rows * kStripCols),
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t task = begin; task < end; ++task) {
+                        const int64_t r0 = task / strips * p_.block.rows, c0 = task % strips * kStripCols;
+                        run_strip({r0, p_.rows - r0 < p_.block.rows ? p_.rows : r0 + p_.block.rows, c0,
+                                   p_.cols - c0 < kStripCols ? p_.cols : c0 + kStripCols});
+                      }
+                    });
+  }
+
+  void run_strip(const Extent& e) const {
+    alignas(64) float low[kStrip * kLanes] = {}, high[kStrip * kLanes] = {}, inverse[kStrip * kLanes] = {};
+    alignas(64) int32_t zero[kStrip * kLanes] = {};
+    if (!p_.is_static()) strip_range(e, low, high);
+    const int64_t first_block = e.r0 / p_.block.rows * p_.col_blocks();
+    for (int64_t c = e.c0; c < e.c1; ++c) {
+      const Quantizer z = p_.is_static() ? given(first_block + c)
+                                         : quantizer_from_range(kind_, kCodes, low[c - e.c0], high[c - e.c0]);
+      if (!p_.is_static()) store(first_block + c, z);
+      inverse[c - e.c0] = 1.0f / z.scale, zero[c - e.c0] = z.zero;
+    }
+    for (int64_t r = e.r0; r < e.r1; ++r) {
+      for (int64_t c = e.c0; c < e.c1; c += kLanes) {
+        const int64_t n = e.c1 - c, i = c - e.c0;
+        const I code = encode_vector<S, Format>(S::mul(S::load(x(r) + c, n), S::load(inverse + i)), S::load_i(zero + i));
+        if constexpr (is_packed_4bit(Format)) S::store_u4(q(r) + c / 2, code, n);
+        else S::store_u8(q(r) + c, code, n);
+        if (p_.row_sums) S::store_i(p_.row_sums.template row<int32_t>(r) + c, code, n);
+      }
+    }
+  }
+
+  QF_INLINE void strip_range(const Extent& e, float* low, float* high) const {
+    for (int64_t r = e.r0; r < e.r1; ++r) {
+      for (int64_t c = e.c0; c < e.c1; c += kLanes) {
+        const F v = S::load(x(r) + c, e.c1 - c);
+        S::store(low + (c - e.c0), S::min(v, S::load(low + (c - e.c0))));
+        S::store(high + (c - e.c0), S::max(v, S::load(high + (c - e.c0))));
+      }
+    }
+  }
+
+  const Problem& p_;
+  const ScaleKind kind_;
+};
+
+QF_INLINE Verdict accepts_rows(const Problem& p) {
+  const bool is_column = p.block.cols == 1 && p.block.rows > 1;
+  return Requirements().require(!is_column || p.mode != QF_SCALE_MSE,
+                                "the MSE search works on blocks of more than one column");
+}
+
+template <class S>
+void quantize_rows(const Problem& p) {
+  choose_float(p.x.dtype, [&](auto type) {
+    choose_value<QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1>(p.format, [&](auto format) {
+      RowsQuantizer<S, typename decltype(type)::type, format.value>(p).run();
+    });
+  });
+}
+
+}  // namespace quantfuse::quantize

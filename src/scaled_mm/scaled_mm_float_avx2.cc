@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FP8 codes, by conversion to float32: see scaled_mm_float.h.
+#include "cpu/simd_avx2.h"
+#include "scaled_mm/scaled_mm_float.h"
+
+namespace quantfuse::scaled_mm_float_avx2 {
+using scaled_mm::Problem;
+namespace {
+
+Verdict accepts(const Problem& p) { return scaled_mm::accepts_float(p); }
+size_t workspace_bytes(const Problem& p) { return scaled_mm::float_workspace_bytes<Avx2>(p); }
+void launch(const Problem& p, const Launch& launch) { scaled_mm::launch_float<Avx2>(p, launch); }
+
+}  // namespace
+
+extern const Kernel<Problem> entry = {"scaled_mm_float_avx2", Target::avx2, accepts, workspace_bytes, launch};
+
+}  // namespace quantfuse::scaled_mm_float_avx2

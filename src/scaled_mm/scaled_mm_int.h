@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The product of integer codes by 8-bit dot products, 4 k at a time.
+//
+//   with u = b + offset (unsigned), and sums over a segment of k:
+//   sum (a - za)(b - zb) = sum a u - (offset + zb) * sum a - za * (sum b - count * zb)
+//
+// One scale for all of k: int32 totals over all segments, exact modulo 2^32; the epilogue adds the terms and scales.
+// Several: each segment's int32 sum is scaled and added to float32 totals.
+#pragma once
+
+#include "scaled_mm/scaled_mm_pack.h"
+
+namespace quantfuse::scaled_mm {
+
+// 512 k of a panel are 16 KB (8 KB with AVX2), a third of an L1 cache; and 512 * (128 + 255)^2 is far below 2^31.
+inline constexpr int64_t kIntSegment = 512;
+inline constexpr Preparation kIntPreparation = {4, kIntSegment};
+
+// Zero points up to which sums of floating results are known not to overflow: those of codes from -128 to 255.
+inline constexpr int32_t kMaxZero = 255;
+
+// Whether int32 holds the sum over all of k: exact results are modulo 2^32 anyway; (128 + 255)^2 * 14639 and
+// 128^2 * 131071 are the last below 2^31.
+QF_INLINE bool has_int_totals(const Problem& p) {
+  const int64_t longest = p.a_zero || p.b_zero ? 14639 : 131071;
+  return p.is_exact() || (p.a_groups() == 1 && p.b_groups() == 1 && p.k <= longest);
+}
+
+QF_INLINE bool is_within(const Vector& zero, int32_t limit) {
+  const auto* values = static_cast<const int32_t*>(zero.data);
+  if (!values) return true;  // absent, or a query without data
+  for (int64_t i = 0; i < zero.size; ++i) {
+    if (values[i] < -limit || values[i] > limit) return false;
+  }
+  return true;
+}
+
+QF_INLINE Requirements accepts_int(const Problem& p) {
+  Requirements r;
+  r.require(p.is_integer_product(), "the codes are not integers");
+  r.require(p.is_exact() || (is_within(p.a_zero, kMaxZero) && is_within(p.b_zero, kMaxZero)),
+            "a zero point is beyond -255..255, and c is not i32");
+  return r;
+}
+
+// ---- a ----
+
+// Codes [k, k + count) of row r as signed bytes, zeros behind them up to a whole number of vectors. Returns their sum.
+template <class S>
+QF_INLINE int32_t load_row_bytes(const Problem& p, int64_t r, int64_t k, int64_t count, int8_t* out) {
+  constexpr int64_t kVector = 4 * S::kLanes;
+  const char* row = p.a.row_bytes_at(r);
+  if (p.a_format == QF_INT8) {
+    __builtin_memcpy(out, row + k, static_cast<size_t>(count));
+  } else if (k % 2 == 0) {
+    const auto eight = S::set1(8);
+    for (int64_t i = 0; i < count; i += S::kLanes) {
+      const auto nibble = count - i >= S::kLanes ? S::load_u4(row + (k + i) / 2) : S::load_u4(row + (k + i) / 2, count - i);
+      S::store_u8(out + i, S::sub(S::xor_(nibble, eight), eight));
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int8_t>(int4_at(reinterpret_cast<const uint8_t*>(row), k + i));
+  }
+  const int64_t end = round_up(count, kVector);
+  __builtin_memset(out + count, 0, static_cast<size_t>(end - count));
+  auto sum = S::zero_i();
+  for (int64_t i = 0; i < end; i += kVector) sum = S::dot4(sum, S::set1(0x01010101), S::load_i(out + i));
+  return S::reduce_add(sum);
+}
+
+template <class S>
+__attribute__((noinline)) void prepare_int_tile(const Batch& batch, int64_t row) {
+  const Problem& p = batch.p;
+  const int64_t rows = batch.rows_of_tile(row);
+  alignas(64) int8_t bytes[kMaxTileRows<S>][kIntSegment];
+  uint32_t totals[kMaxTileRows<S>] = {};
+  for (int64_t s = 0; s < batch.plan.num_segments; ++s) {
+    const Segment& segment = batch.segments[s];
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t r = batch.first_row + row + i;
+      const int32_t sum = load_row_bytes<S>(p, r, segment.begin, segment.count, bytes[i]);
+      batch.sums_at(s)[row + i] = sum;
+      totals[i] += static_cast<uint32_t>(sum);
+      batch.scales_at(s)[row + i] = p.a_scale_at(r, segment.a_group);
+    }
+    const int64_t words = ceil_div(segment.count, 4);
+    int32_t* out = batch.tile_at(segment, row, words);
+    for (int64_t w = 0; w < words; ++w, out += rows) {
+      for (int64_t i = 0; i < rows; ++i) __builtin_memcpy(out + i, bytes[i] + 4 * w, 4);
+    }
+  }
+  for (int64_t i = 0; i < rows; ++i) batch.row_sums()[row + i] = static_cast<int32_t>(totals[i]);
+}
+
+// ---- Products ----
+
+// The columns of a panel with the sums of b that a zero point of a needs.
+template <class S>
+struct IntColumns : Columns<S> {
+  static constexpr int64_t L = S::kLanes;
+  alignas(64) int32_t sums[2 * L];  // sum b - count * zb, over the segments since clear()
+
+  QF_INLINE IntColumns(const Problem& p, int64_t panel) : Columns<S>(p, panel, code_offset(p.b_format)) { clear(); }
+  QF_INLINE void clear() {
+    for (int64_t i = 0; i < 2 * L; ++i) sums[i] = 0;
+  }
+  // The padding of the last word holds the code 0, which is `offset` here; sum b - count * zb
+  // = sum u - offset * padded count - count * (zero - offset).
+  QF_INLINE void add_sums(const uint32_t* packed, int64_t count, int32_t offset) {
+    const int64_t words = ceil_div(count, 4), padding = 4 * words - count;
+    const auto ones = S::set1(0x01010101);
+    for (int half = 0; half < 2; ++half) {
+      auto sum = S::sub(S::load_i(sums + half * L), S::set1(static_cast<int32_t>(offset * padding)));
+      for (int64_t w = 0; w < words; ++w) sum = S::dot4(sum, S::load_i(packed + (2 * w + half) * L), ones);
+      const auto zero = S::load_i(this->zero + half * L);
+      S::store_i(sums + half * L, S::sub(sum, S::mul(zero, S::set1(static_cast<int32_t>(count)))));
+    }
+  }
+};
+
+// sum a u -> sum (a - za)(b - zb), for one row and half a panel. Both halves of a segment's arithmetic wrap together.
+template <class S>
+QF_INLINE typename S::I subtract_zeros(const Problem& p, const IntColumns<S>& columns, int half, int32_t a_zero,
+                                       int32_t a_sum, typename S::I sum) {
+  constexpr int64_t L = S::kLanes;
+  sum = S::sub(sum, S::mul(S::load_i(columns.zero + half * L), S::set1(a_sum)));
+  if (p.a_zero) sum = S::sub(sum, S::mul(S::load_i(columns.sums + half * L), S::set1(a_zero)));
+  return sum;
+}
+
+// The epilogue of one row where int32 totals cover all of k.
+template <class S>
+QF_INLINE void finish_int_row(const Problem& p, const IntColumns<S>& columns, int64_t r, int32_t a_sum, float a_scale,
+                              const int32_t* totals) {
+  constexpr int64_t L = S::kLanes;
+  const int32_t a_zero = p.a_zero_at(r);
+  const auto sum0 = subtract_zeros<S>(p, columns, 0, a_zero, a_sum, S::load_i(totals));
+  const auto sum1 = subtract_zeros<S>(p, columns, 1, a_zero, a_sum, S::load_i(totals + L));
+  if (p.is_exact()) {
+    int32_t* out = p.c.row<int32_t>(r) + columns.col;
+    S::store_i(out, sum0, columns.count);
+    S::store_i(out + L, sum1, columns.count - L);
+    return;
+  }
+  alignas(64) float values[2 * L];
+  const auto scale = S::set1(a_scale);
+  S::store(values, S::mul(S::mul(S::to_float(sum0), S::load(columns.scale)), scale));
+  S::store(values + L, S::mul(S::mul(S::to_float(sum1), S::load(columns.scale + L)), scale));
+  store_row<S>(p, columns, r, values);
+}
+
+// totals += the product of a tile and a packed segment.
+template <class S, int MT>
+__attribute__((noinline)) void add_int_tile(const int32_t* a, const uint32_t* b, int64_t words, int32_t* totals) {
+  constexpr int64_t L = S::kLanes;
+  IntTile<S, MT> tile;
+#pragma GCC unroll 16
+  for (int m = 0; m < MT; ++m) {
+    tile.acc[m][0] = S::load_i(totals + m * 2 * L), tile.acc[m][1] = S::load_i(totals + (m * 2 + 1) * L);
+  }
+  tile.add(a, b, words);
+#pragma GCC unroll 16
+  for (int m = 0; m < MT; ++m) {
+    S::store_i(totals + m * 2 * L, tile.acc[m][0]), S::store_i(totals + (m * 2 + 1) * L, tile.acc[m][1]);
+  }
+}
+
+// totals += the product of a tile and a packed segment, without zero points and scaled. a_sums, a_scales: of its rows.
+template <class S, int MT>
+__attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntColumns<S>& columns, int64_t row,
+                                                   const int32_t* a, const uint32_t* b, int64_t words,
+                                                   const int32_t* a_sums, const float* a_scales, float* totals) {
+  constexpr int64_t L = S::kLanes;
+  IntTile<S, MT> tile;
+  tile.clear();
+  tile.add(a, b, words);
+#pragma GCC unroll 16
+  for (int m = 0; m < MT; ++m) {
+    const int32_t a_zero = p.a_zero_at(row + m);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      float* total = totals + (m * 2 + half) * L;
+      const auto sum = subtract_zeros<S>(p, columns, half, a_zero, a_sums[m], tile.acc[m][half]);
+      const auto scale = S::mul(S::load(columns.scale + half * L), S::set1(a_scales[m]));
+      S::store(total, S::fma(S::to_float(sum), scale, S::load(total)));
+    }
+  }
+}
+
+template <class S>
+__attribute__((noinline)) void multiply_int(const Batch& batch, int64_t row0, int64_t row1, int64_t panel) {
+  constexpr int64_t L = S::kLanes;
+  const Problem& p = batch.p;
+  const int32_t offset = code_offset(p.b_format);
+  const bool is_int = has_int_totals(p);
+  alignas(64) uint32_t packed[kIntSegment / 4 * 2 * L];
+  alignas(64) union {
+    int32_t ints[kMaxChunkRows * 2 * L];
+    float floats[kMaxChunkRows * 2 * L];
+  } totals;
+  __builtin_memset(&totals, 0, static_cast<size_t>((row1 - row0) * 2 * L * 4));
+  IntColumns<S> columns(p, panel);
+
+  const int64_t num_segments = batch.plan.num_segments, tiles = ceil_div(row1 - row0, batch.tile_rows);
+  for (int64_t s = 0; s < num_segments; ++s) {
+    const Segment& segment = batch.segments[s];
+    const int64_t words = ceil_div(segment.count, 4);
+    choose_value<QF_INT8, QF_INT4>(p.b_format, [&](auto format) __attribute__((always_inline)) {
+      pack_segment<S, format.value>(p, panel, segment, packed);
+    });
+    if (!is_int) columns.clear(), columns.load_scales(p, segment.b_group);
+    if (p.a_zero) columns.add_sums(packed, segment.count, offset);
+
+    const bool is_last = s + 1 == num_segments;
+    const int64_t next_panel = is_last ? (panel + 1 < batch.plan.num_panels ? panel + 1 : panel) : panel;
+    const Segment& next = batch.segments[is_last ? 0 : s + 1];
+    for (int64_t row = row0, tile = 0; row < row1; row += batch.tile_rows, ++tile) {
+      const int64_t rows = batch.rows_of_tile(row);
+      const int32_t* a = batch.tile_at(segment, row, words);
+      prefetch_segment<S>(p, next_panel, next, tile, tiles);
+      choose_tile_rows<S>(rows, [&](auto mt) __attribute__((always_inline)) {
+        if (is_int) {
+          add_int_tile<S, mt.value>(a, packed, words, totals.ints + (row - row0) * 2 * L);
+        } else {
+          add_scaled_int_tile<S, mt.value>(p, columns, batch.first_row + row, a, packed, words, batch.sums_at(s) + row,
+                                           batch.scales_at(s) + row, totals.floats + (row - row0) * 2 * L);
+        }
+      });
+    }
+  }
+
+  if (is_int) columns.load_scales(p, 0);
+  for (int64_t row = row0; row < row1; ++row) {
+    const int64_t r = batch.first_row + row;
+    if (is_int) {
+      finish_int_row<S>(p, columns, r, batch.row_sums()[row], p.a_scale_at(r, 0), totals.ints + (row - row0) * 2 * L);
+    } else {
+      store_row<S>(p, columns, r, totals.floats + (row - row0) * 2 * L);
+    }
+  }
+}
+
+// ---- The call ----
+
+template <class S>
+QF_INLINE size_t int_workspace_bytes(const Problem& p) {
+  return static_cast<size_t>(make_plan<S>(p, kIntPreparation).total_bytes);
+}
+
+template <class S>
+QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
+  run_batches<S>(p, kIntPreparation, launch, prepare_int_tile<S>, multiply_int<S>);
+}
+
+}  // namespace quantfuse::scaled_mm
