@@ -58,6 +58,6 @@ target_compile_options(quantfuse_build_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:C,CXX>:-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=>")
 if(QUANTFUSE_SANITIZE)
   target_compile_options(quantfuse_build_flags INTERFACE
-    "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=address,undefined;-fno-sanitize-recover=all;-fno-omit-frame-pointer;-g1>")
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=address,undefined;-fno-sanitize=null,object-size;-fno-sanitize-recover=all;-fno-omit-frame-pointer;-g1;-O1>")
   target_link_options(quantfuse_build_flags INTERFACE -fsanitize=address,undefined)
 endif()

@@ -2,28 +2,32 @@
 //
 // How far a kernel's result may be from the reference's, and why. u = 2^-24 is the unit roundoff of float32.
 //
-// The reference computes with doubles, so next to a float32 kernel its own error is nothing. A kernel computes in float32,
-// in an order of its own choice. Three kinds of results follow:
+// The reference computes with doubles, so next to a float32 kernel its own error is nothing. A kernel
+// computes in float32, in an order of its own choice. Three kinds of results follow:
 //
-//  1. Integer results, and everything quantize and dequantize write, are defined to the bit: they must be equal.
+//  1. Integer results, and everything quantize and dequantize write, are defined to the bit: they must be
+//     equal.
 //
-//  2. A real result v (a product, a norm, an activation) has an error bound B, derived below for each operation. The
-//     kernel's output must be what rounding to the output's type makes of some real number in [v - B, v + B]. Rounding is
-//     monotone, so that is: round(v - B) <= output <= round(v + B). No allowance for the rounding itself is needed, and
-//     overflow to infinity, subnormals and saturation are judged by the same two comparisons.
+//  2. A real result v (a product, a norm, an activation) has an error bound B, derived below for each
+//     operation. The kernel's output must be what rounding to the output's type makes of some real number in
+//     [v - B, v + B]. Rounding is monotone, so that is: round(v - B) <= output <= round(v + B). No allowance
+//     for the rounding itself is needed, and overflow to infinity, subnormals and saturation are judged by
+//     the same two comparisons.
 //
-//  3. The same holds where the output is quantized again: encode(v - B) <= code <= encode(v + B), with the scale that the
-//     kernel wrote. Its scale, max|v| / qmax, may be off by max B / qmax and by its own rounding.
+//  3. The same holds where the output is quantized again: encode(v - B) <= code <= encode(v + B), with the
+//     scale that the kernel wrote. Its scale, max|v| / qmax, may be off by max B / qmax and by its own
+//     rounding.
 //
-// Sums of n products. Each term t_i = x_i * w_i goes through c roundings before it is added (dequantization, the product,
-// scales, bias), and each addition rounds once more:
+// Sums of n products. Each term t_i = x_i * w_i goes through c roundings before it is added (dequantization,
+// the product, scales, bias), and each addition rounds once more:
 //     worst case              |error| <= (n + c) * u * sum |t_i|
 //     independent roundings   |error| <= (lambda * sqrt(n) + c) * u * sum |t_i|
-// the latter (Higham and Mary, 2019) but for a probability of 2 exp(-lambda^2 / 2) at equality of all the factors that
-// it bounds from above. Vector kernels keep many partial sums, so their errors stay far below either. We take the smaller
-// of the two with lambda = 4 and c = 16: dequantizing (q - zero) * scale is 2, the product 1, scales of groups and
-// activations 4, the correction by zero * sum(x) 4, bias and the epilogue's additions 4, the reference's own rounding 1.
-// In sum |t_i| a weight counts as (|q| + |zero|) * scale, because a kernel may sum x * q and x * zero apart.
+// the latter (Higham and Mary, 2019) but for a probability of 2 exp(-lambda^2 / 2) at equality of all the
+// factors that it bounds from above. Vector kernels keep many partial sums, so their errors stay far below
+// either. We take the smaller of the two with lambda = 4 and c = 16: dequantizing (q - zero) * scale is 2,
+// the product 1, scales of groups and activations 4, the correction by zero * sum(x) 4, bias and the
+// epilogue's additions 4, the reference's own rounding 1. In sum |t_i| a weight counts as (|q| + |zero|) *
+// scale, because a kernel may sum x * q and x * zero apart.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +40,9 @@ namespace quantfuse::cases {
 
 inline constexpr double kUnitRoundoff = 0x1p-24;
 
-// B of a sum of `terms` products whose magnitudes add up to `sum_of_magnitudes`. The second part is for sums near the
-// end of float32's range: a partial product below 2^-126 may lose all its bits (BF16 dot products flush subnormals).
+// B of a sum of `terms` products whose magnitudes add up to `sum_of_magnitudes`. The second part is for sums
+// near the end of float32's range: a partial product below 2^-126 may lose all its bits (BF16 dot products
+// flush subnormals).
 inline double sum_bound(int64_t terms, double sum_of_magnitudes) {
   const double n = static_cast<double>(terms);
   return (std::min(n, 4 * std::sqrt(n)) + 16) * kUnitRoundoff * sum_of_magnitudes + n * 0x1p-126;
@@ -55,8 +60,9 @@ inline double activate(qf_activation activation, double x) {
 }
 inline constexpr double kLargestSlope = 1.13;
 
-// B of act(x) where x has bound `x_bound`. A curved activation is x times a factor in [0, 1] from a polynomial or
-// rational approximation, whose absolute error is below 2e-6; the piecewise linear ones add nothing.
+// B of act(x) where x has bound `x_bound`. A curved activation is x times a factor in [0, 1] from a
+// polynomial or rational approximation, whose absolute error is below 2e-6; the piecewise linear ones add
+// nothing.
 inline double activation_bound(qf_activation activation, double x, double x_bound) {
   const bool is_curved = activation != QF_IDENTITY && activation != QF_RELU;
   return is_curved ? kLargestSlope * x_bound + 2e-6 * (std::abs(x) + x_bound) : x_bound;
@@ -64,7 +70,8 @@ inline double activation_bound(qf_activation activation, double x, double x_boun
 
 // B of a * b, and its rounding, where both have bounds.
 inline double product_bound(double a, double a_bound, double b, double b_bound) {
-  return std::abs(a) * b_bound + std::abs(b) * a_bound + a_bound * b_bound + 2 * kUnitRoundoff * std::abs(a * b);
+  return std::abs(a) * b_bound + std::abs(b) * a_bound + a_bound * b_bound +
+         2 * kUnitRoundoff * std::abs(a * b);
 }
 
 }  // namespace quantfuse::cases

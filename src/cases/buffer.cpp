@@ -30,13 +30,17 @@ void cuda_free(void* memory) { cudaFree(memory); }
 void cuda_copy(void* to, const void* from, size_t bytes) {
   check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
 }
-void cuda_fill(void* memory, uint8_t byte, size_t bytes) { check(cudaMemset(memory, byte, bytes), "cudaMemset"); }
+void cuda_fill(void* memory, uint8_t byte, size_t bytes) {
+  check(cudaMemset(memory, byte, bytes), "cudaMemset");
+}
 void cuda_synchronize(qf_device device) {
   check(cudaSetDevice(device.id), "cudaSetDevice");
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 #else
-[[noreturn]] void no_cuda() { throw std::runtime_error("built without CUDA: there is no memory of a CUDA device"); }
+[[noreturn]] void no_cuda() {
+  throw std::runtime_error("built without CUDA: there is no memory of a CUDA device");
+}
 uint8_t* cuda_allocate(qf_device, size_t) { no_cuda(); }
 void cuda_free(void*) {}
 void cuda_copy(void*, const void*, size_t) { no_cuda(); }
@@ -82,7 +86,8 @@ void Buffer::fill(uint8_t byte) {
 
 std::vector<uint8_t> Buffer::read() const {
   std::vector<uint8_t> host(bytes_);
-  if (bytes_ > 0) is_on_cuda() ? cuda_copy(host.data(), data(), bytes_) : void(std::memcpy(host.data(), data(), bytes_));
+  if (bytes_ > 0)
+    is_on_cuda() ? cuda_copy(host.data(), data(), bytes_) : void(std::memcpy(host.data(), data(), bytes_));
   return host;
 }
 

@@ -16,7 +16,8 @@ inline constexpr uint8_t kGuardByte = 0xa5;
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(qf_device device, size_t bytes);  // throws std::runtime_error where the device has no memory or is not there
+  Buffer(qf_device device,
+         size_t bytes);  // throws std::runtime_error where the device has no memory or is not there
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
@@ -37,7 +38,8 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// Waits for everything that was started on the device, and throws what went wrong there. Nothing to do on the CPU.
+// Waits for everything that was started on the device, and throws what went wrong there. Nothing to do on the
+// CPU.
 void synchronize(qf_device device);
 
 }  // namespace quantfuse::cases

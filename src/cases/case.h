@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One problem of one operation, which serves the tests, `quantfuse verify` and `quantfuse bench` alike. It is a user of
-// the public C interface and nothing else: a kernel is run by its name, the oracle is the operation's reference kernel.
+// One problem of one operation, which serves the tests, `quantfuse verify` and `quantfuse bench` alike. It is
+// a user of the public C interface and nothing else: a kernel is run by its name, the oracle is the
+// operation's reference kernel.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +23,12 @@ class Case {
   std::string name;    // says what is special about it; unique within the operation
   std::string scheme;  // "int4 g128 bf16"
   int64_t m = 0, n = 0, k = 0;
-  double flops = 0;    // 2 m n k for products, else the elements
-  double bytes = 0;    // each input read once, each output written once
+  double flops = 0;                // 2 m n k for products, else the elements
+  double bytes = 0;                // each input read once, each output written once
   qf_device device = {QF_CPU, 0};  // set by make(); set it by hand to explain() without making anything
 
-  // Makes `copies` sets of inputs and outputs on `device` (a bench rotates through more of them than the cache holds).
-  // Outputs are filled with NaN patterns between guard bands.
+  // Makes `copies` sets of inputs and outputs on `device` (a bench rotates through more of them than the
+  // cache holds). Outputs are filled with NaN patterns between guard bands.
   virtual void make(qf_device device, uint64_t seed, int copies) = 0;
   // Outputs as make() left them, in every set.
   virtual void reset() = 0;
@@ -37,7 +38,7 @@ class Case {
   // "" if all is well, otherwise what is wrong. Knows its own derived bound.
   virtual std::string check() = 0;
   virtual std::string explain(const char* kernel) = 0;  // the library's JSON; works before make() too
-  virtual std::vector<uint8_t> outputs(int copy) = 0;   // every byte of every output of a set, as run() left it
+  virtual std::vector<uint8_t> outputs(int copy) = 0;   // every byte that run() may have written in a set
 };
 
 // Numbers that a case draws its inputs from.
@@ -76,7 +77,8 @@ struct ScaledMmSpec {
 struct WeightSpec {
   qf_format format = QF_INT4;
   qf_block block = {1, 128};
-  bool has_e8m0_scale = false, is_asymmetric = false, has_float_zero = false, has_g_idx = false, is_gated = false;
+  bool has_e8m0_scale = false, is_asymmetric = false, has_float_zero = false, has_g_idx = false;
+  bool is_gated = false;
 };
 
 struct LinearSpec {
@@ -84,11 +86,11 @@ struct LinearSpec {
   WeightSpec weight;
   qf_format act_format = QF_FORMAT_NONE;  // quantized on the way in
   int64_t act_group = 0;
-  bool has_quantized_x = false;           // x comes as codes of act_format with x_scale
-  qf_dtype dtype = {4, 16, 1};            // of x and y
+  bool has_quantized_x = false;  // x comes as codes of act_format with x_scale
+  qf_dtype dtype = {4, 16, 1};   // of x and y
   qf_activation activation = QF_IDENTITY;
   bool has_bias = false, has_residual = false;
-  bool has_residual_in_y = false;         // the residual is y itself, which then has the type of x
+  bool has_residual_in_y = false;  // the residual is y itself, which then has the type of x
   qf_format out_format = QF_FORMAT_NONE;
   qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
   int64_t out_group = 0;
@@ -134,7 +136,8 @@ CasePtr make_case(const LinearBackwardSpec&);
 CasePtr make_case(const RmsNormSpec&);
 CasePtr make_case(const GatedActSpec&);
 
-// The small and nasty cases of an operation: 0, 1, tile +- 1, odd strides, outliers, every combination of options.
+// The small and nasty cases of an operation: 0, 1, tile +- 1, odd strides, outliers, every combination of
+// options.
 std::vector<CasePtr> test_cases(const std::string& op);
 
 // The operations that have cases, in the order of qf_kernels().

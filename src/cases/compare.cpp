@@ -34,7 +34,7 @@ double decoded(qf_format format, float v, float inverse_scale) {
 }
 
 // The dynamic scales that a kernel wrote, one per row and group.
-std::string compare_scales(const QuantizedOutput& output, const Expected& expected, int64_t group) {
+std::string compare_scales(const Output& output, const Expected& expected, int64_t group) {
   const Image& scale = output.scale->result();
   const float qmax = code_range(output.format).symmetric_max;
   const int64_t m = output.y->result().rows, n = output.y->result().cols;
@@ -73,9 +73,11 @@ std::string compare_exactly(const Tensor& tensor, const Image& expected) {
   const bool is_float = got.dtype == DType::f32 || got.dtype == DType::f16 || got.dtype == DType::bf16;
   Differences differences(tensor.name());
   for (int64_t r = 0; r < got.rows; ++r) {
-    if (got.cols == 0 || std::memcmp(got.row(r), expected.row(r), static_cast<size_t>(got.cols * each)) == 0) continue;
+    if (got.cols == 0 || std::memcmp(got.row(r), expected.row(r), static_cast<size_t>(got.cols * each)) == 0)
+      continue;
     for (int64_t c = 0; c < got.cols; ++c) {
-      if (std::memcmp(got.row(r) + c * each, expected.row(r) + c * each, static_cast<size_t>(each)) == 0) continue;
+      if (std::memcmp(got.row(r) + c * each, expected.row(r) + c * each, static_cast<size_t>(each)) == 0)
+        continue;
       const double a = got.value(r, c), b = expected.value(r, c);
       if (is_float && std::isnan(a) && std::isnan(b)) continue;
       differences.add(r, c, fmt::format("is {:.9g}, expected {:.9g}", a, b));
@@ -91,7 +93,7 @@ std::string compare_floats(const Tensor& y, const Expected& expected) {
     for (int64_t c = 0; c < got.cols; ++c) {
       const auto i = static_cast<size_t>(r * got.cols + c);
       const double v = expected.values[i], bound = expected.bounds[i], a = got.value(r, c);
-      if (std::isnan(v) && std::isnan(a)) continue;
+      if (a == v || (std::isnan(v) && std::isnan(a))) continue;  // infinities have no bounds about them
       if (!(rounded(got.dtype, v - bound) <= a && a <= rounded(got.dtype, v + bound))) {
         differences.add(r, c, fmt::format("is {:.9g}, expected {:.9g} +- {:.2g}", a, v, bound));
       }
@@ -100,11 +102,11 @@ std::string compare_floats(const Tensor& y, const Expected& expected) {
   return differences.text();
 }
 
-std::string compare_output(const QuantizedOutput& output, const Expected& expected) {
-  if (output.format == QF_FORMAT_NONE) return compare_floats(*output.y, expected);
+std::string compare_output(const Output& output, const Expected& expected) {
+  if (!output.is_quantized()) return compare_floats(*output.y, expected);
   const Image& y = output.y->result();
   const bool is_static = output.mode == QF_SCALE_STATIC;
-  const int64_t group = std::max<int64_t>(1, output.group == 0 ? y.cols : output.group);
+  const int64_t group = resolved(output.group, y.cols);
   if (!is_static) {
     if (std::string wrong = compare_scales(output, expected, group); !wrong.empty()) return wrong;
   }
@@ -114,11 +116,14 @@ std::string compare_output(const QuantizedOutput& output, const Expected& expect
     for (int64_t c = 0; c < y.cols; ++c) {
       const auto i = static_cast<size_t>(r * y.cols + c);
       const float inverse = 1.0f / static_cast<float>(is_static ? scale.value(0) : scale.value(r, c / group));
-      const double v = expected.values[i], bound = expected.bounds[i], a = decode_at(output.format, y.row(r), c);
+      const double v = expected.values[i], bound = expected.bounds[i],
+                   a = decode_at(output.format, y.row(r), c);
       const double low = decoded(output.format, static_cast<float>(v - bound), inverse);
       const double high = decoded(output.format, static_cast<float>(v + bound), inverse);
       if (!(low <= a && a <= high)) {
-        differences.add(r, c, fmt::format("is code {:g}, expected {:g} to {:g} for {:.9g} +- {:.2g}", a, low, high, v, bound));
+        differences.add(
+            r, c,
+            fmt::format("is code {:g}, expected {:g} to {:g} for {:.9g} +- {:.2g}", a, low, high, v, bound));
       }
     }
   }

@@ -33,14 +33,17 @@ struct Expected {
 // A float output (rule 2).
 std::string compare_floats(const Tensor& y, const Expected& expected);
 
-// The output of linear, rms_norm and gated_act: floats, or codes of `format` with static or dynamic scales (rule 3).
-struct QuantizedOutput {
+// The output of linear, rms_norm and gated_act: floats, or codes of `format` with static or dynamic scales
+// (rule 3).
+struct Output {
   qf_format format = QF_FORMAT_NONE;
   qf_scale_mode mode = QF_SCALE_DYNAMIC;
   int64_t group = 0;
-  const Tensor* y = nullptr;
-  const Tensor* scale = nullptr;
+  Tensor* y = nullptr;
+  Tensor* scale = nullptr;  // null where y holds floats
+
+  bool is_quantized() const { return format != QF_FORMAT_NONE; }
 };
-std::string compare_output(const QuantizedOutput& output, const Expected& expected);
+std::string compare_output(const Output& output, const Expected& expected);
 
 }  // namespace quantfuse::cases

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // (q - zero) * scale in float32 and one rounding to the type of x: defined to the bit (bounds.h, rule 1).
-#include <algorithm>
-
-#include "cases/compare.h"
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
 #include "cases/weight.h"
-#include "formats/codes.h"
 
 namespace quantfuse::cases {
 namespace {
@@ -18,8 +14,9 @@ constexpr Functions<qf_dequantize_args> kFunctions = QF_CASE_FUNCTIONS(dequantiz
 class DequantizeCase final : public OperationCase<qf_dequantize_args> {
  public:
   explicit DequantizeCase(const DequantizeSpec& spec) : OperationCase(kFunctions), spec_(spec) {
-    const WeightSpec weight = {spec.format,         spec.block,     spec.has_e8m0_scale, spec.is_asymmetric,
-                               spec.has_float_zero, spec.has_g_idx, false};
+    const WeightSpec weight = {
+        spec.format,    spec.block, spec.has_e8m0_scale, spec.is_asymmetric, spec.has_float_zero,
+        spec.has_g_idx, false};
     scheme = Words().add(weight_word(weight)).add(dtype_word(spec.dtype)).text();
     name = !spec.name.empty() ? spec.name
                               : Words()
@@ -69,10 +66,12 @@ DequantizeSpec random_spec(Random& random) {
   DequantizeSpec s;
   s.format = random.pick({QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
   const int64_t group = random.pick<int64_t>({1, 3, 5, 16, 32, 33, 64, 100, 128});
-  s.block = random.pick<qf_block>({{1, 0}, {1, group}, {1, group}, {1, group}, {0, 0}, {0, 1}, {128, 128}, {2, 7}, {0, group}});
+  s.block = random.pick<qf_block>(
+      {{1, 0}, {1, group}, {1, group}, {1, group}, {0, 0}, {0, 1}, {128, 128}, {2, 7}, {0, group}});
   s.dtype = random.pick({kF32, kF16, kBf16});
   s.rows = random.pick<int64_t>({1, 2, 3, 5, 8, 17, 33, 130});
-  s.cols = random.pick<int64_t>({1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 255, 300});
+  s.cols = random.pick<int64_t>(
+      {1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 255, 300});
   s.has_e8m0_scale = random.chance(25);
   s.is_asymmetric = is_integer(s.format) && random.chance(50);
   s.has_float_zero = s.is_asymmetric && random.chance(40);

@@ -52,7 +52,8 @@ std::string data_word(Data data) {
 
 std::string weight_word(const WeightSpec& weight) {
   return Words()
-      .add(weight.has_e8m0_scale && weight.block.cols == 32 ? "mx" + format_word(weight.format) : format_word(weight.format))
+      .add(weight.has_e8m0_scale && weight.block.cols == 32 ? "mx" + format_word(weight.format)
+                                                            : format_word(weight.format))
       .add(block_word(weight.block))
       .add_if(weight.has_e8m0_scale, "e8m0")
       .add_if(weight.is_asymmetric, weight.has_float_zero ? "float_zero" : "asym")

@@ -9,10 +9,10 @@
 
 namespace quantfuse::cases {
 
-std::string format_word(qf_format format);          // "int4"
-std::string dtype_word(qf_dtype dtype);             // "bf16"
-std::string block_word(qf_block block);             // "tensor", "row", "column", "g128", "128x128"
-std::string group_word(int64_t group);              // "row", "g128"
+std::string format_word(qf_format format);  // "int4"
+std::string dtype_word(qf_dtype dtype);     // "bf16"
+std::string block_word(qf_block block);     // "tensor", "row", "column", "g128", "128x128"
+std::string group_word(int64_t group);      // "row", "g128"
 std::string activation_word(qf_activation activation);
 std::string data_word(Data data);                   // "" for normal
 std::string weight_word(const WeightSpec& weight);  // "int4 g128 asym"

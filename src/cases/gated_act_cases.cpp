@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// act(gate) * up: the approximation of the activation (bounds.h, activation_bound) and the rounding of the product.
-#include <algorithm>
+// act(gate) * up: the approximation of the activation (bounds.h, activation_bound) and the rounding of the
+// product.
 #include <cmath>
 
 #include "cases/bounds.h"
-#include "cases/compare.h"
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
-#include "formats/codes.h"
 
 namespace quantfuse::cases {
 namespace {
@@ -20,7 +18,8 @@ class GatedActCase final : public OperationCase<qf_gated_act_args> {
  public:
   explicit GatedActCase(const GatedActSpec& spec) : OperationCase(kFunctions), spec_(spec) {
     const std::string out = out_word(spec.out_format, spec.out_mode, spec.out_group);
-    const std::string activation = spec.activation == QF_IDENTITY ? "identity" : activation_word(spec.activation);
+    const std::string activation =
+        spec.activation == QF_IDENTITY ? "identity" : activation_word(spec.activation);
     scheme = Words().add(activation).add(dtype_word(spec.dtype)).add(out).text();
     name = !spec.name.empty() ? spec.name
                               : Words()
@@ -32,33 +31,21 @@ class GatedActCase final : public OperationCase<qf_gated_act_args> {
     m = spec.m, n = spec.n;
     flops = static_cast<double>(m) * static_cast<double>(n);
 
-    const bool is_odd = spec.row_padding > 0, is_quantized = spec.out_format != QF_FORMAT_NONE;
     x_ = &add("x", Role::input, spec.dtype, {m, 2 * n}, spec.row_padding);
-    y_ = &add("y", Role::output, is_quantized ? code_dtype(spec.out_format, is_odd) : spec.dtype, {m, n}, spec.row_padding);
-    if (is_quantized && spec.out_mode == QF_SCALE_STATIC) out_scale_ = &add("out_scale", Role::input, kF32, {1});
-    if (is_quantized && spec.out_mode == QF_SCALE_DYNAMIC) {
-      const int64_t group = std::max<int64_t>(1, spec.out_group == 0 ? n : std::min(spec.out_group, n));
-      out_scale_ = &add("out_scale", Role::output, kF32, {m, ceil_div(n, group)});
-    }
+    out_ = add_output(spec, Role::output, m, n);
   }
 
  private:
   void fill(Random& random) override {
     fill_floats(*x_, random, spec_.data, 2.0);
-    if (out_scale_ && out_scale_->role() == Role::input) {
-      out_scale_->initial().set(0, 0, 4.0 / code_range(spec_.out_format).symmetric_max);
-    }
+    fill_static_scale(out_, 4.0);
   }
 
   qf_gated_act_args args(int set) override {
     qf_gated_act_args a = {};
     a.x = view(x_, set);
     a.activation = spec_.activation;
-    a.y = view(y_, set);
-    a.out_format = spec_.out_format;
-    a.out_mode = spec_.out_mode;
-    a.out_group = spec_.out_group;
-    a.out_scale = view(out_scale_, set);
+    set_output(a, out_, set);
     return a;
   }
 
@@ -67,16 +54,12 @@ class GatedActCase final : public OperationCase<qf_gated_act_args> {
   std::string compare() override {
     if (!has_oracle_) expect();
     has_oracle_ = true;
-    return compare_output({spec_.out_format, spec_.out_mode, spec_.out_group, y_, out_scale_}, expected_);
+    return compare_output(out_, expected_);
   }
 
   void expect() {
     FloatMatrix y(m, n);
-    qf_gated_act_args a = args(kReferenceSet);
-    a.out_format = QF_FORMAT_NONE;
-    a.out_scale = nullptr;
-    a.y = &y.view;
-    run_reference(a);
+    run_reference_into(y, args(kReferenceSet));
     expected_ = {};
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
@@ -84,13 +67,15 @@ class GatedActCase final : public OperationCase<qf_gated_act_args> {
         const double bound = activation_bound(spec_.activation, gate, 0);
         expected_.values.push_back(y.at(i, j));
         // The last part: a factor below 2^-126 may lose all its bits.
-        expected_.bounds.push_back(product_bound(activate(spec_.activation, gate), bound, up, 0) + 0x1p-126 * std::abs(up) + 0x1p-149);
+        expected_.bounds.push_back(product_bound(activate(spec_.activation, gate), bound, up, 0) +
+                                   0x1p-126 * std::abs(up) + 0x1p-149);
       }
     }
   }
 
   GatedActSpec spec_;
-  Tensor *x_ = nullptr, *y_ = nullptr, *out_scale_ = nullptr;
+  Tensor* x_ = nullptr;
+  Output out_;
   bool has_oracle_ = false;
   Expected expected_;
 };
@@ -103,7 +88,8 @@ GatedActSpec random_spec(Random& random) {
   s.out_mode = random.pick({QF_SCALE_DYNAMIC, QF_SCALE_DYNAMIC, QF_SCALE_STATIC});
   if (s.out_mode == QF_SCALE_DYNAMIC) s.out_group = random.pick<int64_t>({0, 0, 1, 5, 32, 33, 64, 128});
   s.m = random.pick<int64_t>({1, 2, 3, 17});
-  s.n = random.pick<int64_t>({1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 513, 1100});
+  s.n = random.pick<int64_t>(
+      {1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 513, 1100});
   s.row_padding = random.pick<int64_t>({0, 0, 1, 5});
   s.data = random.pick({Data::normal, Data::normal, Data::outliers, Data::tiny, Data::zeros, Data::constant});
   return s;

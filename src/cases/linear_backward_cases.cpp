@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "cases/bounds.h"
-#include "cases/compare.h"
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
@@ -20,15 +19,17 @@ class LinearBackwardCase final : public OperationCase<qf_linear_backward_args> {
  public:
   explicit LinearBackwardCase(const LinearBackwardSpec& spec) : OperationCase(kFunctions), spec_(spec) {
     scheme = Words().add(weight_word(spec.weight)).add(dtype_word(spec.dtype)).text();
-    const std::string size = std::to_string(spec.m) + "x" + std::to_string(spec.n) + "x" + std::to_string(spec.k);
+    const std::string size =
+        std::to_string(spec.m) + "x" + std::to_string(spec.n) + "x" + std::to_string(spec.k);
     name = !spec.name.empty() ? spec.name : Words().add(scheme).add(size).text();
     m = spec.m, n = spec.n, k = spec.k;
     flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
     // Odd sizes get odd views.
     const int64_t row_padding = k % 2 != 0 ? 3 : 0;
     dy_ = &add("dy", Role::input, spec.dtype, {m, n}, row_padding);
-    weight_ = CanonicalWeight(spec.weight, n, k, row_padding,
-                              [this](auto&&... arguments) -> Tensor& { return add(std::forward<decltype(arguments)>(arguments)...); });
+    weight_ = CanonicalWeight(spec.weight, n, k, row_padding, [this](auto&&... arguments) -> Tensor& {
+      return add(std::forward<decltype(arguments)>(arguments)...);
+    });
     dx_ = &add("dx", Role::output, spec.dtype, {m, k}, row_padding);
   }
 
@@ -65,7 +66,8 @@ class LinearBackwardCase final : public OperationCase<qf_linear_backward_args> {
       std::vector<double> sums(static_cast<size_t>(k));
       for (int64_t j = 0; j < n; ++j) {
         const double size = std::abs(dy_->initial().value(i, j));
-        for (int64_t t = 0; t < k; ++t) sums[static_cast<size_t>(t)] += size * w[static_cast<size_t>(j * k + t)];
+        for (int64_t t = 0; t < k; ++t)
+          sums[static_cast<size_t>(t)] += size * w[static_cast<size_t>(j * k + t)];
       }
       for (int64_t t = 0; t < k; ++t) {
         expected_.values.push_back(dx.at(i, t));
@@ -97,7 +99,8 @@ CasePtr make_case(const LinearBackwardSpec& spec) { return std::make_unique<Line
 
 std::vector<CasePtr> linear_backward_test_cases() {
   CaseList list;
-  for (const auto& size : std::vector<std::vector<int64_t>>{{0, 8, 8}, {3, 0, 8}, {3, 8, 0}, {1, 1, 1}, {40, 200, 520}}) {
+  for (const auto& size :
+       std::vector<std::vector<int64_t>>{{0, 8, 8}, {3, 0, 8}, {3, 8, 0}, {1, 1, 1}, {40, 200, 520}}) {
     LinearBackwardSpec s;
     s.m = size[0], s.n = size[1], s.k = size[2];
     list.add(s);

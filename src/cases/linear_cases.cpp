@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sum x w^T + bias has k terms and the bound of bounds.h, sum_bound. Where x is quantized on the way in, its codes are
-// defined to the bit, so the terms are those of the quantized x, which may exceed |x| by half a step. The epilogue carries
-// the bound on: through the activation (its slope and its approximation), the product of a gated weight, the residual.
+// The sum x w^T + bias has k terms and the bound of bounds.h, sum_bound. Where x is quantized on the way in,
+// its codes are defined to the bit, so the terms are those of the quantized x, which may exceed |x| by half a
+// step. The epilogue carries the bound on: through the activation (its slope and its approximation), the
+// product of a gated weight, the residual.
 #include <algorithm>
 #include <cmath>
 
 #include "cases/bounds.h"
-#include "cases/compare.h"
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
@@ -24,14 +24,15 @@ class LinearCase final : public OperationCase<qf_linear_args> {
   explicit LinearCase(const LinearSpec& spec) : OperationCase(kFunctions), spec_(spec) {
     scheme = Words()
                  .add(weight_word(spec.weight))
-                 .add_if(spec.act_format != QF_FORMAT_NONE, "act " + format_word(spec.act_format) + " " + group_word(spec.act_group))
+                 .add_if(spec.act_format != QF_FORMAT_NONE,
+                         "act " + format_word(spec.act_format) + " " + group_word(spec.act_group))
                  .add(dtype_word(spec.dtype))
                  .text();
     name = !spec.name.empty() ? spec.name : generated_name();
     m = spec.m, n = spec.n, k = spec.k;
     n_out_ = spec.weight.is_gated ? n / 2 : n;
     flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-    act_group_ = std::max<int64_t>(1, spec.act_group == 0 ? k : std::min(spec.act_group, k));
+    act_group_ = resolved(spec.act_group, k);
 
     const bool is_odd = spec.row_padding > 0;
     if (spec.has_quantized_x) {
@@ -40,19 +41,14 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     } else {
       x_ = &add("x", Role::input, spec.dtype, {m, k}, spec.row_padding);
     }
-    weight_ = CanonicalWeight(spec.weight, n, k, spec.row_padding,
-                              [this](auto&&... arguments) -> Tensor& { return add(std::forward<decltype(arguments)>(arguments)...); });
+    weight_ = CanonicalWeight(spec.weight, n, k, spec.row_padding, [this](auto&&... arguments) -> Tensor& {
+      return add(std::forward<decltype(arguments)>(arguments)...);
+    });
     if (spec.has_bias) bias_ = &add("bias", Role::input, is_odd ? kF32 : spec.dtype, {n});
-    if (spec.has_residual) residual_ = &add("residual", Role::input, spec.dtype, {m, n_out_}, spec.row_padding);
-    const bool is_quantized = spec.out_format != QF_FORMAT_NONE;
-    y_ = &add("y", spec.has_residual_in_y ? Role::in_out : Role::output,
-              is_quantized ? code_dtype(spec.out_format, is_odd) : spec.dtype, {m, n_out_}, spec.row_padding);
-    if (spec.has_residual_in_y) residual_ = y_;
-    if (is_quantized && spec.out_mode == QF_SCALE_STATIC) out_scale_ = &add("out_scale", Role::input, kF32, {1});
-    if (is_quantized && spec.out_mode == QF_SCALE_DYNAMIC) {
-      const int64_t group = std::max<int64_t>(1, spec.out_group == 0 ? n_out_ : std::min(spec.out_group, n_out_));
-      out_scale_ = &add("out_scale", Role::output, kF32, {m, ceil_div(n_out_, group)});
-    }
+    if (spec.has_residual)
+      residual_ = &add("residual", Role::input, spec.dtype, {m, n_out_}, spec.row_padding);
+    out_ = add_output(spec, spec.has_residual_in_y ? Role::in_out : Role::output, m, n_out_);
+    if (spec.has_residual_in_y) residual_ = out_.y;
   }
 
  private:
@@ -81,12 +77,11 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     weight_.fill(random, 1.0 / std::sqrt(static_cast<double>(std::max<int64_t>(k, 1))));
     if (bias_) fill_floats(*bias_, random, Data::normal);
     if (residual_) fill_floats(*residual_, random, Data::normal);
-    if (out_scale_ && out_scale_->role() == Role::input) {
-      out_scale_->initial().set(0, 0, 2.0 / code_range(spec_.out_format).symmetric_max);
-    }
+    fill_static_scale(out_, 2.0);
   }
 
-  // The packed form, as a user makes it once from the canonical one. A target without one runs on the canonical.
+  // The packed form, as a user makes it once from the canonical one. A target without one runs on the
+  // canonical.
   void place_extra(int copies) override {
     packed_.clear();
     packed_views_.clear();
@@ -98,7 +93,8 @@ class LinearCase final : public OperationCase<qf_linear_args> {
       if (status == QF_OK) {
         packed_.emplace_back(device, packed_bytes);
         packed_shape_ = static_cast<int64_t>(packed_bytes);
-        w.packed = &packed_views_.emplace_back(qf_tensor{packed_.back().data(), device, 1, kU8, &packed_shape_, nullptr, 0});
+        w.packed = &packed_views_.emplace_back(
+            qf_tensor{packed_.back().data(), device, 1, kU8, &packed_shape_, nullptr, 0});
         status = qf_weight_pack(&w, nullptr);
       }
       if (status != QF_OK) throw std::runtime_error(qf_last_error());
@@ -117,16 +113,12 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     a.bias = view(bias_, set);
     a.activation = spec_.activation;
     a.residual = view(residual_, set);
-    a.y = view(y_, set);
-    a.out_format = spec_.out_format;
-    a.out_mode = spec_.out_mode;
-    a.out_group = spec_.out_group;
-    a.out_scale = view(out_scale_, set);
+    set_output(a, out_, set);
     return a;
   }
 
-  // For explain() without data: a packed form of unknown content, where this target has one at all. With g_idx its size
-  // depends on the values, so that any size must do.
+  // For explain() without data: a packed form of unknown content, where this target has one at all. With
+  // g_idx its size depends on the values, so that any size must do.
   const qf_tensor* undescribed_packed() {
     qf_weight w = weight_.view(kNoData, device);
     w.g_idx = nullptr;
@@ -145,25 +137,23 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     }
     if (!has_oracle_) expect();
     has_oracle_ = true;
-    return compare_output({spec_.out_format, spec_.out_mode, spec_.out_group, y_, out_scale_}, expected_);
+    return compare_output(out_, expected_);
   }
 
   void expect() {
     // The result before the output's rounding, and the sum before the epilogue.
     qf_linear_args a = args(kReferenceSet);
-    a.out_format = QF_FORMAT_NONE;
-    a.out_scale = nullptr;
     FloatMatrix result(m, n_out_), sum(m, n);
-    a.y = &result.view;
-    run_reference(a);
+    run_reference_into(result, a);
     a.weight.is_gated = 0;
     a.activation = QF_IDENTITY;
     a.residual = nullptr;
-    a.y = &sum.view;
-    run_reference(a);
+    run_reference_into(sum, a);
 
     const std::vector<double> sums = sums_of_magnitudes();
-    auto bound_of_sum = [&](int64_t i, int64_t j) { return sum_bound(k, sums[static_cast<size_t>(i * n + j)]); };
+    auto bound_of_sum = [&](int64_t i, int64_t j) {
+      return sum_bound(k, sums[static_cast<size_t>(i * n + j)]);
+    };
     expected_ = {};
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n_out_; ++j) {
@@ -198,7 +188,8 @@ class LinearCase final : public OperationCase<qf_linear_args> {
   double input_magnitude(int64_t i, int64_t t) const {
     const Image& x = x_->initial();
     if (spec_.has_quantized_x) {
-      return std::abs(decode_at(spec_.act_format, x.row(i), t)) * x_scale_->initial().value(i, t / act_group_);
+      return std::abs(decode_at(spec_.act_format, x.row(i), t)) *
+             x_scale_->initial().value(i, t / act_group_);
     }
     if (spec_.act_format == QF_FORMAT_NONE) return std::abs(x.value(i, t));
     // Half a step more: of the largest in the group for integers, an eighth of the number itself for FP8.
@@ -212,7 +203,8 @@ class LinearCase final : public OperationCase<qf_linear_args> {
   LinearSpec spec_;
   int64_t n_out_ = 0, act_group_ = 1;
   CanonicalWeight weight_;
-  Tensor *x_ = nullptr, *x_scale_ = nullptr, *bias_ = nullptr, *residual_ = nullptr, *y_ = nullptr, *out_scale_ = nullptr;
+  Tensor *x_ = nullptr, *x_scale_ = nullptr, *bias_ = nullptr, *residual_ = nullptr;
+  Output out_;
   std::vector<Buffer> packed_;
   std::deque<qf_tensor> packed_views_;
   qf_tensor shape_view_ = {};
@@ -240,9 +232,11 @@ LinearSpec random_spec(Random& random) {
   s.m = random.pick<int64_t>({1, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33});
   s.n = random.pick<int64_t>({1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 129});
   if (s.weight.is_gated) s.n *= 2;
-  s.k = random.pick<int64_t>({1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 256, 300});
+  s.k = random.pick<int64_t>(
+      {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 256, 300});
   s.row_padding = random.pick<int64_t>({0, 0, 1, 5});
-  s.data = random.pick({Data::normal, Data::normal, Data::normal, Data::outliers, Data::tiny, Data::zeros, Data::constant});
+  s.data = random.pick(
+      {Data::normal, Data::normal, Data::normal, Data::outliers, Data::tiny, Data::zeros, Data::constant});
   if (s.has_residual_in_y) s.data = Data::normal;  // or y might rightly stay as it is
   return s;
 }

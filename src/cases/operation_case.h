@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the cases of all operations share: tensors, workspaces, calls. A case of one operation declares its tensors in
-// its constructor and says how to fill them, how they become the C arguments, and how to judge the result.
+// What the cases of all operations share: tensors, workspaces, calls. A case of one operation declares its
+// tensors in its constructor and says how to fill them, how they become the C arguments, and how to judge the
+// result.
 #pragma once
 
 #include <deque>
@@ -10,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "cases/compare.h"
 #include "cases/tensor.h"
+#include "formats/codes.h"
 
 namespace quantfuse::cases {
 
@@ -22,7 +25,8 @@ struct Functions {
   qf_status (*workspace)(const Args*, const qf_call*, uint64_t*);
   size_t (*explain)(const Args*, const qf_call*, char*, size_t);
 };
-#define QF_CASE_FUNCTIONS(op) {#op, qf_##op, qf_##op##_workspace, qf_##op##_explain}
+#define QF_CASE_FUNCTIONS(op) \
+  { #op, qf_##op, qf_##op##_workspace, qf_##op##_explain }
 
 template <class Args>
 class OperationCase : public Case {
@@ -97,18 +101,55 @@ class OperationCase : public Case {
  protected:
   explicit OperationCase(const Functions<Args>& functions) : functions_(functions) { op = functions.op; }
 
-  virtual void fill(Random& random) = 0;          // the initial contents of all inputs
-  virtual Args args(int set) = 0;                 // the C arguments over the tensors of a set
-  virtual std::string compare() = 0;              // result() of the outputs with the reference; "" if all is well
-  virtual void forget_oracle() = 0;               // the inputs are new: what the reference said no longer holds
-  virtual void place_extra(int /*copies*/) {}     // memory that is not a tensor of the mathematics
+  virtual void fill(Random& random) = 0;  // the initial contents of all inputs
+  virtual Args args(int set) = 0;         // the C arguments over the tensors of a set
+  virtual std::string compare() = 0;      // result() of the outputs with the reference; "" if all is well
+  virtual void forget_oracle() = 0;       // the inputs are new: what the reference said no longer holds
+  virtual void place_extra(int /*copies*/) {}  // memory that is not a tensor of the mathematics
 
-  Tensor& add(std::string name, Role role, qf_dtype dtype, std::vector<int64_t> shape, int64_t row_padding = 0) {
+  Tensor& add(std::string name, Role role, qf_dtype dtype, std::vector<int64_t> shape,
+              int64_t row_padding = 0) {
     Tensor& tensor = tensors_.emplace_back(std::move(name), role, dtype, std::move(shape), row_padding);
     bytes += static_cast<double>(tensor.data_bytes()) * (role == Role::in_out ? 2 : 1);
     return tensor;
   }
   const qf_tensor* view(Tensor* tensor, int set) { return tensor ? tensor->view(set, device) : nullptr; }
+
+  // ---- For the operations whose output may be quantized ----
+
+  // Declares y, and out_scale where there is one. `spec` has out_format, out_mode, out_group, dtype and
+  // row_padding.
+  template <class Spec>
+  Output add_output(const Spec& spec, Role role, int64_t rows, int64_t cols) {
+    Output out = {spec.out_format, spec.out_mode, spec.out_group, nullptr, nullptr};
+    const qf_dtype dtype = out.is_quantized() ? code_dtype(out.format, spec.row_padding > 0) : spec.dtype;
+    out.y = &add("y", role, dtype, {rows, cols}, spec.row_padding);
+    if (!out.is_quantized()) return out;
+    out.scale = out.mode == QF_SCALE_STATIC ? &add("out_scale", Role::input, kF32, {1})
+                                            : &add("out_scale", Role::output, kF32,
+                                                   {rows, ceil_div(cols, resolved(out.group, cols))});
+    return out;
+  }
+  // A static scale that covers +-largest.
+  static void fill_static_scale(const Output& out, double largest) {
+    if (out.scale && out.scale->role() == Role::input) {
+      out.scale->initial().set(0, 0, largest / code_range(out.format).symmetric_max);
+    }
+  }
+  void set_output(Args& a, const Output& out, int set) {
+    a.y = view(out.y, set);
+    a.out_format = out.format;
+    a.out_mode = out.mode;
+    a.out_group = out.group;
+    a.out_scale = view(out.scale, set);
+  }
+  // Runs the reference kernel, but with the numbers before their rounding or quantization as the output.
+  void run_reference_into(FloatMatrix& y, Args a) {
+    a.y = &y.view;
+    a.out_format = QF_FORMAT_NONE;
+    a.out_scale = nullptr;
+    run_reference(a);
+  }
 
   // Runs the reference kernel on the CPU.
   void run_reference(const Args& a) {

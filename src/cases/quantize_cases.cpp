@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything quantize writes is defined to the bit (bounds.h, rule 1), but for the MSE search, where a kernel sums squared
-// errors in its own order and two scales may be as good as equal. There the kernel's scale is judged by the error it leads
-// to, at most 1e-4 above the reference's, and its codes must be exactly those that belong to the scale it wrote.
+// Everything quantize writes is defined to the bit (bounds.h, rule 1), but for the MSE search, where a kernel
+// sums squared errors in its own order and two scales may be as good as equal. There the kernel's scale is
+// judged by the error it leads to, at most 1e-4 above the reference's, and its codes must be exactly those
+// that belong to the scale it wrote.
 #include <algorithm>
 #include <cmath>
 
-#include "cases/compare.h"
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
@@ -40,16 +40,18 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
     m = spec.rows, n = spec.cols;
     flops = static_cast<double>(m) * static_cast<double>(n);
 
-    block_ = {spec.block.rows == 0 ? m : std::min(spec.block.rows, m), spec.block.cols == 0 ? n : std::min(spec.block.cols, n)};
-    block_ = {std::max<int64_t>(block_.rows, 1), std::max<int64_t>(block_.cols, 1)};
+    block_ = resolved(spec.block, m, n);
     row_blocks_ = ceil_div(m, block_.rows), col_blocks_ = ceil_div(n, block_.cols);
     const Role scale_role = spec.mode == QF_SCALE_STATIC ? Role::input : Role::output;
-    // An odd view also shows the forms in which tensors may come: bytes for FP8, scales without a dimension of 1.
+    // An odd view also shows the forms in which tensors may come: bytes for FP8, scales without a dimension
+    // of 1.
     const bool is_odd = spec.row_padding > 0;
-    const std::vector<int64_t> scale_shape =
-        is_odd && col_blocks_ == 1 ? std::vector<int64_t>{row_blocks_} : std::vector<int64_t>{row_blocks_, col_blocks_};
+    const std::vector<int64_t> scale_shape = is_odd && col_blocks_ == 1
+                                                 ? std::vector<int64_t>{row_blocks_}
+                                                 : std::vector<int64_t>{row_blocks_, col_blocks_};
     x_ = &add("x", Role::input, spec.dtype, {m, n}, spec.row_padding);
-    q_ = &add("q", Role::output, code_dtype(spec.format, is_odd), {m, row_bytes(spec.format, n)}, spec.row_padding);
+    q_ = &add("q", Role::output, code_dtype(spec.format, is_odd), {m, row_bytes(spec.format, n)},
+              spec.row_padding);
     scale_ = &add("scale", scale_role, spec.has_e8m0_scale ? kE8m0 : kF32, scale_shape);
     if (spec.is_asymmetric) zero_ = &add("zero", scale_role, kI8, scale_shape);
     if (spec.wants_row_sums) row_sums_ = &add("row_sums", Role::output, kI32, {m, col_blocks_});
@@ -92,7 +94,8 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
     if (spec_.mode == QF_SCALE_MSE) return compare_search();
     for (const Tensor* tensor : {scale_, zero_, q_, row_sums_}) {
       if (!tensor) continue;
-      if (std::string wrong = compare_exactly(*tensor, tensor->reference_result()); !wrong.empty()) return wrong;
+      if (std::string wrong = compare_exactly(*tensor, tensor->reference_result()); !wrong.empty())
+        return wrong;
     }
     return "";
   }
@@ -120,9 +123,12 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
     Differences scales("scale"), codes("q"), sums("row_sums");
     for (int64_t R = 0; R < row_blocks_; ++R) {
       for (int64_t C = 0; C < col_blocks_; ++C) {
-        const double got = squared_error(q, scale, zero, R, C), want = squared_error(ref_q, ref_scale, ref_zero, R, C);
+        const double got = squared_error(q, scale, zero, R, C),
+                     want = squared_error(ref_q, ref_scale, ref_zero, R, C);
         if (!(got <= want * (1 + 1e-4))) {
-          scales.add(R, C, "leads to squared error " + std::to_string(got) + ", the reference's to " + std::to_string(want));
+          scales.add(R, C,
+                     "leads to squared error " + std::to_string(got) + ", the reference's to " +
+                         std::to_string(want));
         }
       }
     }
@@ -135,7 +141,9 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
                                           zero_ ? static_cast<int>(zero.value(i)) : 0);
         const float want = decode_at(spec_.format, &code, 0), got = decode_at(spec_.format, q.row(r), c);
         if (!(got == want || (std::isnan(got) && std::isnan(want)))) {
-          codes.add(r, c, "is " + std::to_string(got) + ", expected " + std::to_string(want) + " for the scale written");
+          codes.add(
+              r, c,
+              "is " + std::to_string(got) + ", expected " + std::to_string(want) + " for the scale written");
         }
         if (row_sums_) sum[static_cast<size_t>(C)] += static_cast<int64_t>(got);
       }
@@ -161,17 +169,19 @@ QuantizeSpec random_spec(Random& random) {
   QuantizeSpec s;
   s.format = random.pick({QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
   const int64_t group = random.pick<int64_t>({1, 3, 5, 16, 32, 33, 64, 100, 128});
-  s.block = random.pick<qf_block>({{1, 0}, {1, group}, {1, group}, {1, group}, {0, 0}, {0, 1}, {128, 128}, {2, 7}, {0, group}});
+  s.block = random.pick<qf_block>(
+      {{1, 0}, {1, group}, {1, group}, {1, group}, {0, 0}, {0, 1}, {128, 128}, {2, 7}, {0, group}});
   s.mode = random.pick({QF_SCALE_DYNAMIC, QF_SCALE_DYNAMIC, QF_SCALE_STATIC, QF_SCALE_MSE});
   s.dtype = random.pick({kF32, kF16, kBf16});
   s.rows = random.pick<int64_t>({1, 2, 3, 5, 8, 17, 33});
-  s.cols = random.pick<int64_t>({1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 255, 300});
+  s.cols = random.pick<int64_t>(
+      {1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 255, 300});
   s.has_e8m0_scale = random.chance(25);
   s.is_asymmetric = is_integer(s.format) && !s.has_e8m0_scale && random.chance(40);
   s.wants_row_sums = is_integer(s.format) && random.chance(40);
   s.row_padding = random.pick<int64_t>({0, 0, 1, 5});
-  s.data = random.pick({Data::normal, Data::normal, Data::outliers, Data::tiny, Data::huge, Data::zeros, Data::constant,
-                        Data::with_nan_inf});
+  s.data = random.pick({Data::normal, Data::normal, Data::outliers, Data::tiny, Data::huge, Data::zeros,
+                        Data::constant, Data::with_nan_inf});
   return s;
 }
 
@@ -183,7 +193,8 @@ std::vector<CasePtr> quantize_test_cases() {
   CaseList list;
   // Every format with every number kind, per row and per group.
   for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1}) {
-    for (const Data data : {Data::normal, Data::outliers, Data::tiny, Data::huge, Data::zeros, Data::with_nan_inf}) {
+    for (const Data data :
+         {Data::normal, Data::outliers, Data::tiny, Data::huge, Data::zeros, Data::with_nan_inf}) {
       for (const qf_dtype dtype : {kF32, kF16, kBf16}) {
         QuantizeSpec s;
         s.format = format, s.data = data, s.dtype = dtype;

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// h = x + residual is one rounding to the type of x, defined to the bit. y = h * gain / sqrt(mean(h^2) + eps): the sum of
-// squares has n positive terms, so its relative error is that of bounds.h with a sum of magnitudes equal to the sum itself;
-// the root halves it. Reciprocal, root and the two products round once each. All of it is relative to |y|.
-#include <algorithm>
+// h = x + residual is one rounding to the type of x, defined to the bit. y = h * gain / sqrt(mean(h^2) +
+// eps): the sum of squares has n positive terms, so its relative error is that of bounds.h with a sum of
+// magnitudes equal to the sum itself; the root halves it. Reciprocal, root and the two products round once
+// each. All of it is relative to |y|.
 #include <cmath>
 
 #include "cases/bounds.h"
-#include "cases/compare.h"
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
-#include "formats/codes.h"
 
 namespace quantfuse::cases {
 namespace {
@@ -36,16 +34,11 @@ class RmsNormCase final : public OperationCase<qf_rms_norm_args> {
     m = spec.m, n = spec.n;
     flops = static_cast<double>(m) * static_cast<double>(n);
 
-    const bool is_odd = spec.row_padding > 0, is_quantized = spec.out_format != QF_FORMAT_NONE;
+    const bool is_odd = spec.row_padding > 0;
     x_ = &add("x", Role::input, spec.dtype, {m, n}, spec.row_padding);
     if (spec.has_residual) residual_ = &add("residual", Role::in_out, spec.dtype, {m, n}, spec.row_padding);
     if (spec.has_gain) gain_ = &add("gain", Role::input, is_odd ? kF32 : spec.dtype, {n});
-    y_ = &add("y", Role::output, is_quantized ? code_dtype(spec.out_format, is_odd) : spec.dtype, {m, n}, spec.row_padding);
-    if (is_quantized && spec.out_mode == QF_SCALE_STATIC) out_scale_ = &add("out_scale", Role::input, kF32, {1});
-    if (is_quantized && spec.out_mode == QF_SCALE_DYNAMIC) {
-      const int64_t group = std::max<int64_t>(1, spec.out_group == 0 ? n : std::min(spec.out_group, n));
-      out_scale_ = &add("out_scale", Role::output, kF32, {m, ceil_div(n, group)});
-    }
+    out_ = add_output(spec, Role::output, m, n);
   }
 
  private:
@@ -53,9 +46,7 @@ class RmsNormCase final : public OperationCase<qf_rms_norm_args> {
     fill_floats(*x_, random, spec_.data);
     if (residual_) fill_floats(*residual_, random, spec_.data == Data::huge ? Data::normal : spec_.data);
     if (gain_) fill_floats(*gain_, random, Data::normal);
-    if (out_scale_ && out_scale_->role() == Role::input) {
-      out_scale_->initial().set(0, 0, 2.0 / code_range(spec_.out_format).symmetric_max);
-    }
+    fill_static_scale(out_, 2.0);
   }
 
   qf_rms_norm_args args(int set) override {
@@ -64,11 +55,7 @@ class RmsNormCase final : public OperationCase<qf_rms_norm_args> {
     a.residual = view(residual_, set);
     a.gain = view(gain_, set);
     a.eps = kEps;
-    a.y = view(y_, set);
-    a.out_format = spec_.out_format;
-    a.out_mode = spec_.out_mode;
-    a.out_group = spec_.out_group;
-    a.out_scale = view(out_scale_, set);
+    set_output(a, out_, set);
     return a;
   }
 
@@ -78,29 +65,28 @@ class RmsNormCase final : public OperationCase<qf_rms_norm_args> {
     if (!has_oracle_) expect();
     has_oracle_ = true;
     if (residual_) {
-      if (std::string wrong = compare_exactly(*residual_, residual_->reference_result()); !wrong.empty()) return wrong;
+      if (std::string wrong = compare_exactly(*residual_, residual_->reference_result()); !wrong.empty())
+        return wrong;
     }
-    return compare_output({spec_.out_format, spec_.out_mode, spec_.out_group, y_, out_scale_}, expected_);
+    return compare_output(out_, expected_);
   }
 
   void expect() {
     FloatMatrix y(m, n);
-    qf_rms_norm_args a = args(kReferenceSet);
-    a.out_format = QF_FORMAT_NONE;
-    a.out_scale = nullptr;
-    a.y = &y.view;
-    run_reference(a);
+    run_reference_into(y, args(kReferenceSet));
     expected_ = {};
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
         expected_.values.push_back(y.at(i, j));
-        expected_.bounds.push_back(std::abs(y.at(i, j)) * (sum_bound(n, 1.0) / 2 + 5 * kUnitRoundoff) + 0x1p-149);
+        expected_.bounds.push_back(std::abs(y.at(i, j)) * (sum_bound(n, 1.0) / 2 + 5 * kUnitRoundoff) +
+                                   0x1p-149);
       }
     }
   }
 
   RmsNormSpec spec_;
-  Tensor *x_ = nullptr, *residual_ = nullptr, *gain_ = nullptr, *y_ = nullptr, *out_scale_ = nullptr;
+  Tensor *x_ = nullptr, *residual_ = nullptr, *gain_ = nullptr;
+  Output out_;
   bool has_oracle_ = false;
   Expected expected_;
 };
@@ -114,9 +100,11 @@ RmsNormSpec random_spec(Random& random) {
   s.out_mode = random.pick({QF_SCALE_DYNAMIC, QF_SCALE_DYNAMIC, QF_SCALE_STATIC});
   if (s.out_mode == QF_SCALE_DYNAMIC) s.out_group = random.pick<int64_t>({0, 0, 1, 5, 32, 33, 64, 128});
   s.m = random.pick<int64_t>({1, 2, 3, 17});
-  s.n = random.pick<int64_t>({1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 511, 512, 513, 1100});
+  s.n = random.pick<int64_t>(
+      {1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 511, 512, 513, 1100});
   s.row_padding = random.pick<int64_t>({0, 0, 1, 5});
-  s.data = random.pick({Data::normal, Data::normal, Data::outliers, Data::tiny, Data::huge, Data::zeros, Data::constant});
+  s.data = random.pick(
+      {Data::normal, Data::normal, Data::outliers, Data::tiny, Data::huge, Data::zeros, Data::constant});
   return s;
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products into int32 are exact. Products into floats are sums of k terms (|a| + |a_zero|) * (|b| + |b_zero|) * scales, and
-// the bias: bounds.h, sum_bound. FP8 products are exact in float32, so only their sum and scales round.
+// Products into int32 are exact. Products into floats are sums of k terms (|a| + |a_zero|) * (|b| + |b_zero|)
+// * scales, and the bias: bounds.h, sum_bound. FP8 products are exact in float32, so only their sum and
+// scales round.
 #include <algorithm>
 #include <cmath>
 
 #include "cases/bounds.h"
-#include "cases/compare.h"
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
@@ -16,11 +16,6 @@ namespace quantfuse::cases {
 namespace {
 
 constexpr Functions<qf_scaled_mm_args> kFunctions = QF_CASE_FUNCTIONS(scaled_mm);
-
-qf_block resolved(qf_block block, int64_t rows, int64_t cols) {
-  auto resolve = [](int64_t size, int64_t whole) { return std::max<int64_t>(1, size == 0 ? whole : std::min(size, whole)); };
-  return {resolve(block.rows, rows), resolve(block.cols, cols)};
-}
 
 class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
  public:
@@ -32,22 +27,26 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
                  .add_if(spec.has_scales, block_word(spec.a_block) + "/" + block_word(spec.b_block))
                  .add("to " + dtype_word(spec.out))
                  .text();
-    name = !spec.name.empty() ? spec.name
-                              : Words()
-                                    .add(scheme)
-                                    .add(std::to_string(spec.m) + "x" + std::to_string(spec.n) + "x" + std::to_string(spec.k))
-                                    .add_if(spec.has_a_zero, "a_zero")
-                                    .add_if(spec.has_b_zero, "b_zero")
-                                    .add_if(spec.has_bias, "bias")
-                                    .add_if(spec.row_padding > 0, "padded")
-                                    .text();
+    name =
+        !spec.name.empty()
+            ? spec.name
+            : Words()
+                  .add(scheme)
+                  .add(std::to_string(spec.m) + "x" + std::to_string(spec.n) + "x" + std::to_string(spec.k))
+                  .add_if(spec.has_a_zero, "a_zero")
+                  .add_if(spec.has_b_zero, "b_zero")
+                  .add_if(spec.has_bias, "bias")
+                  .add_if(spec.row_padding > 0, "padded")
+                  .text();
     m = spec.m, n = spec.n, k = spec.k;
     flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 
     const bool is_odd = spec.row_padding > 0;
     const int64_t b_rows = is_nk ? n : k, b_cols = is_nk ? k : n;
-    a_ = &add("a", Role::input, code_dtype(spec.a_format, is_odd), {m, row_bytes(spec.a_format, k)}, spec.row_padding);
-    b_ = &add("b", Role::input, code_dtype(spec.b_format, is_odd), {b_rows, row_bytes(spec.b_format, b_cols)}, spec.row_padding);
+    a_ = &add("a", Role::input, code_dtype(spec.a_format, is_odd), {m, row_bytes(spec.a_format, k)},
+              spec.row_padding);
+    b_ = &add("b", Role::input, code_dtype(spec.b_format, is_odd), {b_rows, row_bytes(spec.b_format, b_cols)},
+              spec.row_padding);
     c_ = &add("c", Role::output, spec.out, {m, n}, spec.row_padding);
     if (spec.has_scales) {
       a_block_ = resolved(spec.a_block, m, k), b_block_ = resolved(spec.b_block, n, k);
@@ -78,7 +77,8 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
     if (!zero) return;
     const CodeRange range = code_range(format);
     for (int64_t i = 0; i < zero->initial().cols; ++i) {
-      zero->initial().set(0, i, static_cast<double>(range.lowest + random.below(range.highest - range.lowest + 1)));
+      zero->initial().set(0, i,
+                          static_cast<double>(range.lowest + random.below(range.highest - range.lowest + 1)));
     }
   }
 
@@ -125,7 +125,8 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
         double sum = bias_ ? std::abs(bias_->initial().value(0, j)) : 0;
-        for (int64_t t = 0; t < k; ++t) sum += size_a[static_cast<size_t>(i * k + t)] * size_b[static_cast<size_t>(j * k + t)];
+        for (int64_t t = 0; t < k; ++t)
+          sum += size_a[static_cast<size_t>(i * k + t)] * size_b[static_cast<size_t>(j * k + t)];
         expected_.values.push_back(c.at(i, j));
         expected_.bounds.push_back(sum_bound(k, sum));
       }
@@ -142,7 +143,8 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t t = 0; t < k; ++t) {
         const double scale = a_scale_ ? a_scale_->initial().value(i / a_block_.rows, t / a_block_.cols) : 1;
-        sizes.push_back((std::abs(decode_at(spec_.a_format, a_->initial().row(i), t)) + zero_size(a_zero_, i)) * scale);
+        sizes.push_back(
+            (std::abs(decode_at(spec_.a_format, a_->initial().row(i), t)) + zero_size(a_zero_, i)) * scale);
       }
     }
     return sizes;
@@ -172,8 +174,10 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
 ScaledMmSpec random_spec(Random& random) {
   ScaledMmSpec s;
   const bool is_integer_product = random.chance(60);
-  s.a_format = is_integer_product ? random.pick({QF_INT8, QF_INT8, QF_INT4}) : random.pick({QF_FP8_E4M3, QF_FP8_E5M2});
-  s.b_format = is_integer_product ? random.pick({QF_INT8, QF_INT8, QF_INT4}) : random.pick({QF_FP8_E4M3, QF_FP8_E5M2});
+  s.a_format =
+      is_integer_product ? random.pick({QF_INT8, QF_INT8, QF_INT4}) : random.pick({QF_FP8_E4M3, QF_FP8_E5M2});
+  s.b_format =
+      is_integer_product ? random.pick({QF_INT8, QF_INT8, QF_INT4}) : random.pick({QF_FP8_E4M3, QF_FP8_E5M2});
   s.b_order = random.pick({QF_NK, QF_NK, QF_KN});
   s.out = is_integer_product ? random.pick({kI32, kF32, kF16, kBf16}) : random.pick({kF32, kF16, kBf16});
   const int64_t group = random.pick<int64_t>({16, 32, 33, 64, 128});
@@ -203,8 +207,15 @@ std::vector<CasePtr> scaled_mm_test_cases() {
       s.has_scales = is_fp8(a);
       s.out = is_fp8(a) ? kF32 : kI32;
       // Sizes of nothing, of one, and about the tiles.
-      for (const auto& size : std::vector<std::vector<int64_t>>{
-               {0, 5, 7}, {5, 0, 7}, {3, 4, 0}, {1, 1, 1}, {4, 16, 64}, {5, 17, 65}, {3, 15, 63}, {1, 129, 513}, {48, 96, 1025}}) {
+      for (const auto& size : std::vector<std::vector<int64_t>>{{0, 5, 7},
+                                                                {5, 0, 7},
+                                                                {3, 4, 0},
+                                                                {1, 1, 1},
+                                                                {4, 16, 64},
+                                                                {5, 17, 65},
+                                                                {3, 15, 63},
+                                                                {1, 129, 513},
+                                                                {48, 96, 1025}}) {
         s.m = size[0], s.n = size[1], s.k = size[2];
         list.add(s);
       }

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t rows_of(const std::vector<int64_t>& shape) { return shape.size() == 2 ? shape[0] : 1; }
 
-// What an output holds before it is written: NaN in every float type, an unlikely number in the others (in FP8 -448 or
-// NaN, which no case's results are).
+// What an output holds before it is written: NaN in every float type, an unlikely number in the others (in
+// FP8 -448 or NaN, which no case's results are).
 constexpr uint8_t unwritten_byte(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 ? 0xff : 0xfe;
 }
@@ -42,8 +42,19 @@ qf_dtype code_dtype(qf_format format, bool as_bytes) {
   }
 }
 
+int64_t resolved(int64_t group, int64_t whole) {
+  return std::max<int64_t>(1, group == 0 ? whole : std::min(group, whole));
+}
+qf_block resolved(qf_block block, int64_t rows, int64_t cols) {
+  return {resolved(block.rows, rows), resolved(block.cols, cols)};
+}
+
 Image::Image(DType type, int64_t num_rows, int64_t num_cols, int64_t stride, int64_t offset_elements)
-    : dtype(type), rows(num_rows), cols(num_cols), row_stride(stride), offset(offset_elements * dtype_bytes(type)) {
+    : dtype(type),
+      rows(num_rows),
+      cols(num_cols),
+      row_stride(stride),
+      offset(offset_elements * dtype_bytes(type)) {
   const int64_t elements = rows > 0 && cols > 0 ? (rows - 1) * row_stride + cols : 0;
   bytes.assign(static_cast<size_t>(offset + elements * dtype_bytes(dtype)), kGuardByte);
 }
@@ -110,8 +121,8 @@ void Tensor::reset() {
 const qf_tensor* Tensor::view(int set, qf_device device) {
   if (set >= 0) return &views_.at(static_cast<size_t>(set));
   qf_tensor& v = set == kReferenceSet ? reference_view_ : shape_view_;
-  v = {nullptr, device, static_cast<int32_t>(shape_.size()), dtype_, shape_.data(), strides_.data(),
-       static_cast<uint64_t>(initial_.offset)};
+  v = {nullptr,       device,          static_cast<int32_t>(shape_.size()),   dtype_,
+       shape_.data(), strides_.data(), static_cast<uint64_t>(initial_.offset)};
   if (set == kReferenceSet) {
     if (!reference_.data()) {
       reference_ = Buffer({QF_CPU, 0}, initial_.bytes.size());

@@ -22,7 +22,12 @@ inline constexpr qf_dtype kE4m3 = {10, 8, 1}, kE5m2 = {12, 8, 1}, kE8m0 = {14, 8
 // The type that holds codes of `format`. FP8 codes have their own type, and may also come as plain bytes.
 qf_dtype code_dtype(qf_format format, bool as_bytes = false);
 
-// The bytes of a [rows, cols] tensor on the host as they lie in memory, padding included. A vector is one row.
+// A group or block with whole dimensions (0) resolved to their size; at least 1, so that it can divide.
+int64_t resolved(int64_t group, int64_t whole);
+qf_block resolved(qf_block block, int64_t rows, int64_t cols);
+
+// The bytes of a [rows, cols] tensor on the host as they lie in memory, padding included. A vector is one
+// row.
 class Image {
  public:
   Image() = default;
@@ -36,10 +41,11 @@ class Image {
 
   uint8_t* row(int64_t r) { return bytes.data() + offset + r * row_stride * dtype_bytes(dtype); }
   const uint8_t* row(int64_t r) const { return const_cast<Image*>(this)->row(r); }
-  // One number, floats and integers alike; E8M0 codes as the power of two they stand for. Indices count from 0.
+  // One number, floats and integers alike; E8M0 codes as the power of two they stand for. Indices count from
+  // 0.
   double value(int64_t r, int64_t c) const;
   double value(int64_t i) const { return value(i / cols, i % cols); }  // in row-major order
-  void set(int64_t r, int64_t c, double value);                        // rounded to the type; E8M0: the code itself
+  void set(int64_t r, int64_t c, double value);  // rounded to the type; E8M0: the code itself
 };
 
 enum class Role { input, output, in_out };
@@ -50,8 +56,8 @@ inline constexpr int kNoData = -2;        // shape and type alone
 
 class Tensor {
  public:
-  // With row_padding > 0 rows lie that many elements apart, and the first one starts an element behind an aligned
-  // address: an odd view into somebody's larger matrix.
+  // With row_padding > 0 rows lie that many elements apart, and the first one starts an element behind an
+  // aligned address: an odd view into somebody's larger matrix.
   Tensor(std::string name, Role role, qf_dtype dtype, std::vector<int64_t> shape, int64_t row_padding = 0);
   Tensor(const Tensor&) = delete;
 
@@ -95,7 +101,8 @@ struct FloatMatrix {
 
 // Fills a float tensor with numbers of the given kind; `normal` ones have deviation `deviation`.
 void fill_floats(Tensor& tensor, Random& random, Data data, double deviation = 1.0);
-// Random codes of [rows, cols] numbers: every code that stands for a finite number, zero behind an odd row of nibbles.
+// Random codes of [rows, cols] numbers: every code that stands for a finite number, zero behind an odd row of
+// nibbles.
 void fill_codes(Tensor& tensor, Random& random, qf_format format, int64_t cols);
 // Positive scales between half and one and a half of `typical`; E8M0 ones are powers of two about there.
 void fill_scales(Tensor& tensor, Random& random, double typical);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How an operation's list of test cases is put together: by hand where a corner is known, then at random (from a fixed
-// seed) over every combination of options until the list is long enough that each pair of options has met.
+// How an operation's list of test cases is put together: by hand where a corner is known, then at random
+// (from a fixed seed) over every combination of options until the list is long enough that each pair of
+// options has met.
 #pragma once
 
 #include <set>

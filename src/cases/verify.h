@@ -17,6 +17,7 @@ struct KernelRow {
   bool is_available = false;
   std::string reason;  // why it is not
   bool is_cuda() const { return target.rfind("sm_", 0) == 0; }
+  bool is_reference() const { return kernel == op + "_ref"; }
 };
 std::vector<KernelRow> list_kernels();
 bool has_cuda_device();
@@ -46,8 +47,8 @@ struct Observer {
   std::function<void(const KernelRow&, const Case&, const std::string& wrong)> on_result;
 };
 
-// Runs all cases of `op` on `device`. Only kernels of that device are reported; with `kernel` not empty, only that one.
-// Each kernel runs twice on separate copies of the same data, and must give the same bits.
+// Runs all cases of `op` on `device`. Only kernels of that device are reported; with `kernel` not empty, only
+// that one. Each kernel runs twice on separate copies of the same data, and must give the same bits.
 std::vector<KernelReport> verify_operation(const std::string& op, qf_device device, const std::string& kernel,
                                            uint64_t seed, const Observer& observer = {});
 

@@ -3,19 +3,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "formats/codes.h"
 
 namespace quantfuse::cases {
 
-CanonicalWeight::CanonicalWeight(const WeightSpec& spec, int64_t n, int64_t k, int64_t row_padding, const Declare& declare)
+CanonicalWeight::CanonicalWeight(const WeightSpec& spec, int64_t n, int64_t k, int64_t row_padding,
+                                 const Declare& declare)
     : spec_(spec), n_(n), k_(k) {
-  auto resolve = [](int64_t size, int64_t whole) { return std::max<int64_t>(1, size == 0 ? whole : std::min(size, whole)); };
-  block_ = {resolve(spec.block.rows, n), resolve(spec.block.cols, k)};
+  block_ = resolved(spec.block, n, k);
   num_groups_ = ceil_div(k, block_.cols);
   const std::vector<int64_t> shape = {ceil_div(n, block_.rows), num_groups_};
-  codes_ = &declare("codes", Role::input, code_dtype(spec.format, row_padding > 0), {n, row_bytes(spec.format, k)}, row_padding);
+  codes_ = &declare("codes", Role::input, code_dtype(spec.format, row_padding > 0),
+                    {n, row_bytes(spec.format, k)}, row_padding);
   scale_ = &declare("scale", Role::input, spec.has_e8m0_scale ? kE8m0 : kF32, shape, 0);
   if (spec.is_asymmetric) zero_ = &declare("zero", Role::input, spec.has_float_zero ? kF32 : kI8, shape, 0);
   if (spec.has_g_idx) g_idx_ = &declare("g_idx", Role::input, kI32, {k}, 0);
@@ -29,9 +29,10 @@ void CanonicalWeight::fill(Random& random, double magnitude) {
     Image& zero = zero_->initial();
     for (int64_t r = 0; r < zero.rows; ++r) {
       for (int64_t c = 0; c < zero.cols; ++c) {
-        zero.set(r, c, spec_.has_float_zero
-                           ? random.uniform(range.lowest, range.highest)
-                           : static_cast<double>(range.lowest + random.below(range.highest - range.lowest + 1)));
+        zero.set(r, c,
+                 spec_.has_float_zero
+                     ? random.uniform(range.lowest, range.highest)
+                     : static_cast<double>(range.lowest + random.below(range.highest - range.lowest + 1)));
       }
     }
   }
@@ -77,7 +78,8 @@ WeightSpec random_weight(Random& random) {
   WeightSpec w;
   w.format = random.pick({QF_INT4, QF_INT4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
   const int64_t group = random.pick<int64_t>({1, 3, 5, 16, 32, 33, 64, 100, 128});
-  w.block = random.pick<qf_block>({{1, 0}, {1, 0}, {1, group}, {1, group}, {1, group}, {1, group}, {0, 0}, {128, 128}, {3, 40}});
+  w.block = random.pick<qf_block>(
+      {{1, 0}, {1, 0}, {1, group}, {1, group}, {1, group}, {1, group}, {0, 0}, {128, 128}, {3, 40}});
   w.is_asymmetric = is_integer(w.format) && random.chance(45);
   w.has_float_zero = w.is_asymmetric && random.chance(35);
   w.has_e8m0_scale = !w.is_asymmetric && random.chance(30);

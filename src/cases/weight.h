@@ -18,7 +18,8 @@ class CanonicalWeight {
   CanonicalWeight() = default;
   CanonicalWeight(const WeightSpec& spec, int64_t n, int64_t k, int64_t row_padding, const Declare& declare);
 
-  // Random codes over their whole range, zero points over theirs, and scales that bring w to about +-`magnitude`.
+  // Random codes over their whole range, zero points over theirs, and scales that bring w to about
+  // +-`magnitude`.
   void fill(Random& random, double magnitude);
   qf_weight view(int set, qf_device device) const;  // without the packed form
 

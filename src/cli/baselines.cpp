@@ -50,7 +50,8 @@ class OpenBlas : public Baseline {
     if (m == 1) {
       cblas_sgemv(CblasRowMajor, CblasNoTrans, n, k, 1.0f, w, k, x, 1, 0.0f, y_[copy].data(), 1);
     } else {
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, k, 1.0f, x, k, w, k, 0.0f, y_[copy].data(), n);
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, k, 1.0f, x, k, w, k, 0.0f, y_[copy].data(),
+                  n);
     }
   }
 
@@ -68,9 +69,11 @@ using dnnl::memory;
 // A matmul whose weight lies as oneDNN likes it best, reordered once, as a model that is loaded once would have it.
 class OneDnn : public Baseline {
  public:
-  OneDnn(const Shape& s, memory::data_type x_type, memory::data_type w_type, memory::data_type y_type, int copies)
+  OneDnn(const Shape& s, memory::data_type x_type, memory::data_type w_type, memory::data_type y_type,
+         int copies)
       : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
-    const memory::desc x({s.m, s.k}, x_type, memory::format_tag::ab), y({s.m, s.n}, y_type, memory::format_tag::ab);
+    const memory::desc x({s.m, s.k}, x_type, memory::format_tag::ab),
+        y({s.m, s.n}, y_type, memory::format_tag::ab);
     const memory::desc any_w({s.k, s.n}, w_type, memory::format_tag::any);
 #if DNNL_VERSION_MAJOR >= 3
     const dnnl::matmul::primitive_desc description(engine_, x, any_w, y);
@@ -101,7 +104,9 @@ class OneDnn : public Baseline {
   static void fill(memory& target, memory::data_type type) {
     void* data = target.get_data_handle();
     const size_t bytes = target.get_desc().get_size();
-    const auto put = [&](const auto& values) { std::copy_n(reinterpret_cast<const char*>(values.data()), bytes, static_cast<char*>(data)); };
+    const auto put = [&](const auto& values) {
+      std::copy_n(reinterpret_cast<const char*>(values.data()), bytes, static_cast<char*>(data));
+    };
     if (type == memory::data_type::f32) put(sample<float>(bytes / sizeof(float), 1.0f));
     if (type == memory::data_type::s8) put(sample<int8_t>(bytes, 254.0f));
     if (type == memory::data_type::u8) put(sample<int8_t>(bytes, 254.0f));  // any bits do

@@ -32,20 +32,24 @@ std::vector<Job> jobs_of(const BenchOptions& options, qf_device device) {
   }
   std::vector<Job> jobs;
   for (const Spec& spec : specs) {
+    check_memory(spec);
     const cases::CasePtr c = case_from_spec(spec);
     const std::string label = c->op + " " + c->scheme + " " + c->name;
     if (!options.runs_all_kernels) {
       jobs.push_back({spec, options.kernel, c->op, label});
       continue;
     }
-    for (const std::string& kernel : accepting_kernels(spec, device)) jobs.push_back({spec, kernel, c->op, label});
+    for (const std::string& kernel : accepting_kernels(spec, device))
+      jobs.push_back({spec, kernel, c->op, label});
   }
   return jobs;
 }
 
 std::vector<std::string> cells_of(const Row& row) {
   const auto number = [](double value) {
-    return value >= 100 ? fmt::format("{:.0f}", value) : value >= 10 ? fmt::format("{:.1f}", value) : fmt::format("{:.2f}", value);
+    return value >= 100  ? fmt::format("{:.0f}", value)
+           : value >= 10 ? fmt::format("{:.1f}", value)
+                         : fmt::format("{:.2f}", value);
   };
   const bool has_work = row.flops > 0;
   return {row.label(),
@@ -54,24 +58,33 @@ std::vector<std::string> cells_of(const Row& row) {
           has_work ? number(row.flops / row.timing.us / 1e3) : "",
           has_work ? number(row.bytes / row.timing.us / 1e3) : "",
           row.limit_us > 0 ? fmt::format("{:.0f}%", 100 * row.limit_us / row.timing.us) : "",
-          row.baseline ? fmt::format("{:.2f}x {}", row.baseline->timing.us / row.timing.us, row.baseline->name) : ""};
+          row.baseline
+              ? fmt::format("{:.2f}x {}", row.baseline->timing.us / row.timing.us, row.baseline->name)
+              : ""};
 }
 
 void print_machine(const Machine& machine) {
   if (machine.device.type == QF_CPU) {
-    fmt::print("{} threads; this machine reads {:.1f} GB/s and computes {:.0f} GFLOP/s in f32, {:.0f} GOP/s in int8", machine.threads,
-               machine.cpu.read_gbps, machine.cpu.f32_gflops, machine.cpu.int8_gops);
+    fmt::print(
+        "{} threads; this machine reads {:.1f} GB/s and computes {:.0f} GFLOP/s in f32, {:.0f} GOP/s in int8",
+        machine.threads, machine.cpu.read_gbps, machine.cpu.f32_gflops, machine.cpu.int8_gops);
     if (machine.cpu.bf16_gflops > 0) fmt::print(", {:.0f} GFLOP/s in bf16", machine.cpu.bf16_gflops);
   } else {
-    fmt::print("{}; reads {:.0f} GB/s, copies {:.0f} GB/s", machine.device_name, machine.gpu.read_gbps, machine.gpu.copy_gbps);
+    fmt::print("{}; reads {:.0f} GB/s, copies {:.0f} GB/s", machine.device_name, machine.gpu.read_gbps,
+               machine.gpu.copy_gbps);
   }
   fmt::print("\n\n");
 }
 
 Table bench_table(const std::vector<Job>& jobs) {
   using Align = Table::Align;
-  Table table({{"case", Align::left}, {"kernel", Align::left}, {"us", Align::right, 8}, {"GFLOP/s", Align::right, 7},
-               {"GB/s", Align::right, 6}, {"% roofline", Align::right}, {"x baseline", Align::left}});
+  Table table({{"case", Align::left},
+               {"kernel", Align::left},
+               {"us", Align::right, 8},
+               {"GFLOP/s", Align::right, 7},
+               {"GB/s", Align::right, 6},
+               {"% roofline", Align::right},
+               {"x baseline", Align::left}});
   const Json kernels = library_kernels();
   for (const Job& job : jobs) {
     table.fit({job.label});
@@ -85,7 +98,8 @@ Table bench_table(const std::vector<Job>& jobs) {
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
-  if (options.op.empty() == options.suite.empty()) throw UsageError("bench: give an operation or --suite cpu|h200");
+  if (options.op.empty() == options.suite.empty())
+    throw UsageError("bench: give an operation or --suite cpu|h200");
   JsonFile file(options.json_path);
   const qf_device device = options.suite == "h200" && options.problem.device == "cpu"
                                ? qf_device{QF_CUDA, 0}
@@ -110,7 +124,8 @@ int run_bench(const BenchOptions& options) {
   for (const Job& job : jobs) {
     progress.step(job.label);
     try {
-      report(measure_row(job.spec, machine, {options.seconds, job.kernel, has_baselines ? &baselines : nullptr}));
+      report(measure_row(job.spec, machine,
+                         {options.seconds, job.kernel, has_baselines ? &baselines : nullptr}));
     } catch (const UsageError&) {
       throw;
     } catch (const std::runtime_error& e) {

@@ -40,7 +40,8 @@ struct Comparison {
 std::optional<Comparison> comparison_of(const Spec& spec) {
   if (const auto* s = std::get_if<cases::LinearSpec>(&spec)) {
     const bool is_int8 = s->act_format == QF_INT8 && s->weight.format == QF_INT8;
-    return Comparison{{s->m, s->n, s->k}, is_int8 ? Arithmetic::int8 : Arithmetic::f32, is_integer(s->act_format)};
+    return Comparison{
+        {s->m, s->n, s->k}, is_int8 ? Arithmetic::int8 : Arithmetic::f32, is_integer(s->act_format)};
   }
   if (const auto* s = std::get_if<cases::LinearBackwardSpec>(&spec)) {
     return Comparison{{s->m, s->k, s->n}, Arithmetic::f32};
@@ -63,15 +64,35 @@ void add_baselines(Row& row, const Spec& spec, Baselines& baselines) {
   row.baselines.insert(row.baselines.end(), more.begin(), more.end());
 }
 
-void check_memory(const cases::Case& c, int copies) {
-  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  if (c.bytes * (copies + 2) > 0.8 * memory) {
-    throw UsageError(fmt::format("this problem's {} a copy do not fit into memory", human_bytes(c.bytes)));
+void check_status(qf_status status) {
+  if (status != QF_OK) throw std::runtime_error(qf_last_error());
+}
+
+// Numbers in all matrices of the problem.
+template <class AnySpec>
+double elements_of(const AnySpec& s) {
+  if constexpr (requires { s.rows; }) {
+    return 2.0 * static_cast<double>(s.rows) * static_cast<double>(s.cols);
+  } else {
+    const auto m = static_cast<double>(s.m), n = static_cast<double>(s.n);
+    if constexpr (requires { s.k; }) {
+      return m * n + (m + n) * static_cast<double>(s.k);
+    } else {
+      return 3 * m * n;
+    }
   }
 }
 
-void check_status(qf_status status) {
-  if (status != QF_OK) throw std::runtime_error(qf_last_error());
+}  // namespace
+
+void check_memory(const Spec& spec) {
+  const double memory =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const double needed = 4 * std::visit([](const auto& s) { return elements_of(s); }, spec);
+  if (needed > 0.8 * memory) {
+    throw UsageError(fmt::format("this problem takes about {}, and the machine has {}", human_bytes(needed),
+                                 human_bytes(memory)));
+  }
 }
 
 std::string selected_kernel(const Spec& spec, qf_device device, const std::string& forced) {
@@ -83,8 +104,6 @@ std::string selected_kernel(const Spec& spec, qf_device device, const std::strin
   }
   throw std::runtime_error(reasons);
 }
-
-}  // namespace
 
 std::vector<std::string> accepting_kernels(const Spec& spec, qf_device device) {
   std::vector<std::string> names;
@@ -104,16 +123,16 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
     row.m = c->m, row.n = c->n, row.k = c->k;
     row.flops = c->flops, row.bytes = c->bytes;
     row.copies = copies_beyond_cache(c->bytes, machine.cache_bytes);
-    check_memory(*c, row.copies);
     c->make(machine.device, /*seed=*/1, row.copies);
     const char* kernel = row.kernel.c_str();
     if (machine.device.type == QF_CPU) {
       let_idle_threads_sleep();
-      row.timing = measure([&](int copy) { check_status(c->run(kernel, copy, nullptr)); }, row.copies, options.seconds);
+      row.timing = measure([&](int copy) { check_status(c->run(kernel, copy, nullptr)); }, row.copies,
+                           options.seconds);
     } else {
       row.timing = measure_on_gpu(
-          machine.device.id, [&](int copy, void* stream) { check_status(c->run(kernel, copy, stream)); }, row.copies,
-          options.seconds);
+          machine.device.id, [&](int copy, void* stream) { check_status(c->run(kernel, copy, stream)); },
+          row.copies, options.seconds);
     }
   }  // the copies are gone before the baselines make theirs
 
@@ -139,7 +158,7 @@ Json row_json(const Row& row) {
   json["baseline"] = row.baseline ? Json(row.baseline->name) : Json();
   json["baseline_us"] = row.baseline ? Json(row.baseline->timing.us) : Json();
   json["speedup"] = row.baseline ? Json(row.baseline->timing.us / row.timing.us) : Json();
-  json["bytes"] = row.bytes;
+  json["bytes"] = static_cast<int64_t>(row.bytes);
   json["limit_us"] = row.limit_us > 0 ? Json(row.limit_us) : Json();
   json["samples"] = row.timing.samples;
   json["copies"] = row.copies;

@@ -51,8 +51,9 @@ void add_llama_layers(Suite& suite) {
     int64_t n, k;
     bool is_gated;
   };
-  for (const Layer& layer : {Layer{"llama-3-8b qkv", 6144, 4096, false}, Layer{"llama-3-8b o", 4096, 4096, false},
-                             Layer{"llama-3-8b gate_up", 28672, 4096, true}, Layer{"llama-3-8b down", 4096, 14336, false}}) {
+  for (const Layer& layer :
+       {Layer{"llama-3-8b qkv", 6144, 4096, false}, Layer{"llama-3-8b o", 4096, 4096, false},
+        Layer{"llama-3-8b gate_up", 28672, 4096, true}, Layer{"llama-3-8b down", 4096, 14336, false}}) {
     suite.o = linear_options("int4", "bf16");
     suite.o.n = layer.n, suite.o.k = layer.k, suite.o.is_gated = layer.is_gated;
     if (layer.is_gated) suite.o.activation = "silu";

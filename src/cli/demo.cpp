@@ -3,15 +3,13 @@
 // `quantfuse demo`: one layer of a language model in each scheme: how small, how exact, how fast, by which kernel.
 #include <fmt/format.h>
 
-#include <cmath>
-#include <cstring>
-#include <random>
-#include <thread>
+#include <algorithm>
+#include <stdexcept>
 
 #include "bench.h"
 #include "commands.h"
+#include "demo_layer.h"
 #include "library.h"
-#include "tensor.h"
 
 namespace quantfuse::cli {
 namespace {
@@ -33,186 +31,19 @@ constexpr Scheme kSchemes[] = {
     {"MXFP4", "mxfp4", "none"},
 };
 
-uint16_t to_bf16(float value) {  // of finite numbers, to nearest even
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-float from_bf16(uint16_t half) {
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
 void check_status(qf_status status) {
   if (status != QF_OK) throw std::runtime_error(qf_last_error());
 }
 
-// The layer before it is quantized, and what it gives.
-struct Layer {
-  int64_t n, k;
-  Tensor weight, x;            // float32 [n, k]; bfloat16 [tokens, k]
-  std::vector<float> exact_y;  // [tokens, n]
-
-  // Student's t with 5 degrees of freedom has the long tails of trained weights; a hundredth of the inputs are ten times
-  // as large as the others, as in the hidden states of real models.
-  Layer(int64_t n, int64_t k) : n(n), k(k) {
-    weight = Tensor(kF32, n, k).allocated();
-    x = Tensor(kBf16, kTokens, k).allocated();
-    parallel(n, [&](int64_t row) {
-      std::mt19937 random(static_cast<uint32_t>(row));
-      std::student_t_distribution<float> heavy(5.0f);
-      for (int64_t c = 0; c < k; ++c) weight.data<float>()[row * k + c] = 0.02f * heavy(random);
-    });
-    std::mt19937 random(12345);
-    std::normal_distribution<float> normal;
-    for (int64_t i = 0; i < kTokens * k; ++i) {
-      x.data<uint16_t>()[i] = to_bf16(normal(random) * (i % k % 100 == 7 ? 10.0f : 1.0f));
-    }
-    exact_y.resize(static_cast<size_t>(kTokens * n));
-    parallel(n, [&](int64_t row) {
-      std::vector<float> inputs(static_cast<size_t>(k));
-      for (int64_t t = 0; t < kTokens; ++t) exact_y[static_cast<size_t>(t * n + row)] = dot(t, row);
-    });
-  }
-
- private:
-  float dot(int64_t token, int64_t row) const {
-    const uint16_t* a = x.data<uint16_t>() + token * k;
-    const float* w = weight.data<float>() + row * k;
-    constexpr int kLanes = 16;  // sums side by side, which a compiler makes a vector of
-    float sums[kLanes] = {};
-    int64_t c = 0;
-    for (; c + kLanes <= k; c += kLanes) {
-      for (int j = 0; j < kLanes; ++j) sums[j] += from_bf16(a[c + j]) * w[c + j];
-    }
-    double total = 0;
-    for (const float s : sums) total += s;
-    for (; c < k; ++c) total += from_bf16(a[c]) * w[c];
-    return static_cast<float>(total);
-  }
-
-  template <class Work>
-  static void parallel(int64_t count, Work work) {
-    const int64_t threads = qf_get_num_threads();
-    std::vector<std::thread> pool;
-    for (int64_t t = 0; t < threads; ++t) {
-      pool.emplace_back([=] {
-        for (int64_t i = count * t / threads; i < count * (t + 1) / threads; ++i) work(i);
-      });
-    }
-    for (std::thread& thread : pool) thread.join();
-  }
-};
-
-// The layer in one scheme, with as many copies of the packed weight as make every call find it in memory, not in a cache.
-class QuantizedLayer {
- public:
-  QuantizedLayer(const Layer& layer, const cases::LinearSpec& spec, double cache_bytes)
-      : layer_(layer), spec_(spec) {
-    const cases::WeightSpec& w = spec.weight;
-    codes_ = codes_tensor(w.format, layer.n, layer.k).allocated();
-    scale_ = block_tensor(w.has_e8m0_scale ? kE8m0 : kF32, w.block, layer.n, layer.k).allocated();
-    const qf_quantize_args quantize = {layer.weight.get(), w.format,     w.block, QF_SCALE_DYNAMIC,
-                                       codes_.get(),       scale_.get(), nullptr, nullptr};
-    call_with_workspace(qf_quantize, qf_quantize_workspace, quantize, nullptr);
-
-    view_ = {w.format, layer.n, layer.k, w.block, codes_.get(), scale_.get(), nullptr, nullptr, 0, nullptr};
-    uint64_t packed_bytes = 0;
-    check_status(qf_weight_packed_bytes(&view_, {QF_CPU, 0}, &packed_bytes));
-    const int copies = copies_beyond_cache(static_cast<double>(packed_bytes), cache_bytes);
-    for (int i = 0; i < copies; ++i) {
-      packed_.push_back(Tensor::vector(kU8, static_cast<int64_t>(packed_bytes)).allocated());
-      if (i > 0) {
-        std::memcpy(packed_[i].data<uint8_t>(), packed_[0].data<uint8_t>(), packed_bytes);
-        continue;
-      }
-      view_.packed = packed_[0].get();
-      check_status(qf_weight_pack(&view_, nullptr));
-    }
-  }
-
-  int copies() const { return static_cast<int>(packed_.size()); }
-  size_t bytes() const { return codes_.bytes() + scale_.bytes(); }
-
-  // Everything of a call that does not change from one to the next.
-  class Call {
-   public:
-    Call(QuantizedLayer& layer, int64_t tokens) : layer_(layer), x_(kBf16, tokens, layer.layer_.k), y_(kBf16, tokens, layer.layer_.n) {
-      x_ = std::move(x_).allocated();
-      y_ = std::move(y_).allocated();
-      std::memcpy(x_.data<void>(), layer.layer_.x.data<void>(), x_.bytes());
-      args_.x = x_.get();
-      args_.act_format = layer.spec_.act_format;
-      args_.weight = layer.view_;
-      args_.y = y_.get();
-      uint64_t bytes = 0;
-      check_status(qf_linear_workspace(&args_, nullptr, &bytes));
-      workspace_ = Tensor::vector(kU8, static_cast<int64_t>(bytes)).allocated();
-    }
-    void run(int copy) {
-      args_.weight.packed = layer_.packed_[static_cast<size_t>(copy)].get();
-      qf_call call = {};
-      call.workspace = workspace_.data<void>();
-      call.workspace_bytes = workspace_.bytes();
-      check_status(qf_linear(&args_, &call));
-    }
-    const uint16_t* result() const { return y_.data<uint16_t>(); }
-
-   private:
-    QuantizedLayer& layer_;
-    Tensor x_, y_, workspace_;
-    qf_linear_args args_ = {};
-  };
-
-  // || y - exact || / || exact ||
-  double error() {
-    Call call(*this, kTokens);
-    call.run(0);
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < layer_.exact_y.size(); ++i) {
-      const double exact = layer_.exact_y[i], d = from_bf16(call.result()[i]) - exact;
-      difference += d * d;
-      norm += exact * exact;
-    }
-    return std::sqrt(difference / norm);
-  }
-
-  Timing time(int64_t tokens) {
-    Call call(*this, tokens);
-    let_idle_threads_sleep();
-    return measure([&](int copy) { call.run(copy); }, copies(), kSeconds);
-  }
-
- private:
-  template <class Args, class Run, class Workspace>
-  static void call_with_workspace(Run run, Workspace workspace, const Args& args, const char* kernel) {
-    qf_call call = {};
-    call.kernel = kernel;
-    uint64_t bytes = 0;
-    check_status(workspace(&args, &call, &bytes));
-    const Tensor memory = Tensor::vector(kU8, static_cast<int64_t>(bytes)).allocated();
-    call.workspace = memory.data<void>();
-    call.workspace_bytes = bytes;
-    check_status(run(&args, &call));
-  }
-
-  const Layer& layer_;
-  cases::LinearSpec spec_;
-  Tensor codes_, scale_;
-  std::vector<Tensor> packed_;
-  qf_weight view_ = {};
-};
-
-cases::LinearSpec spec_of(const Scheme& scheme, const Layer& layer, int64_t m) {
+cases::LinearSpec spec_of(const Scheme& scheme, const FloatLayer& layer, int64_t m) {
   ProblemOptions o;
   o.weight = scheme.weight, o.act_quant = scheme.act_quant;
   o.m = m, o.n = layer.n, o.k = layer.k;
   return std::get<cases::LinearSpec>(spec_from_options("linear", o));
 }
 
-// The kernel that runs for this shape, against the reference kernel, element by element within the derived bound.
+// The kernel that runs for this shape, on random numbers, against the reference kernel: element by element, within the
+// derived bound.
 std::string check_kernel(const cases::LinearSpec& spec) {
   const cases::CasePtr c = cases::make_case(spec);
   c->make({QF_CPU, 0}, /*seed=*/1, /*copies=*/1);
@@ -224,15 +55,10 @@ std::string kernel_of(const Spec& spec) {
   return Json::parse(explain_spec(spec, {QF_CPU, 0}, nullptr, false))["chosen"].get<std::string>();
 }
 
-std::string speedup(const Timing& timing, const std::vector<BaselineTiming>& baselines) {
-  const BaselineTiming* best = quickest(baselines);
-  return best ? fmt::format("{:.1f}x", best->timing.us / timing.us) : "";
-}
-
 std::string layer_name(int64_t n, int64_t k) {
-  if (n == 4096 && k == 4096) return "the attention output projection of Llama-3-8B";
-  if (n == 4096 && k == 14336) return "the down projection of Llama-3-8B";
-  return "a layer";
+  if (n == 4096 && k == 4096) return "The attention output projection of Llama-3-8B";
+  if (n == 4096 && k == 14336) return "The down projection of Llama-3-8B";
+  return "A layer";
 }
 
 // The CUDA operation of this version, on every GPU: activations quantized per token.
@@ -241,9 +67,14 @@ bool show_cuda(Json& json) {
   bool is_all_right = true;
   for (int id = 0; id < static_cast<int>(gpus.size()); ++id) {
     const Machine machine = measure_machine({QF_CUDA, id}, qf_get_num_threads());
-    fmt::print("\n{}: 4096 tokens of 4096 bfloat16 activations, quantized per token\n\n", styled(Style::bold, machine.device_name));
-    Table table({{"format", Table::Align::left, 6}, {"us"}, {"GB/s", Table::Align::right, 6}, {"% of read bandwidth"},
-                 {"check", Table::Align::left}, {"kernel", Table::Align::left}});
+    fmt::print("\n{}: 4096 tokens of 4096 bfloat16 activations, quantized per token\n\n",
+               styled(Style::bold, machine.device_name));
+    Table table({{"format", Table::Align::left, 6},
+                 {"us"},
+                 {"GB/s", Table::Align::right, 6},
+                 {"% of read bandwidth"},
+                 {"check", Table::Align::left},
+                 {"kernel", Table::Align::left}});
     table.print_titles();
     for (const char* format : {"int8", "fp8"}) {
       ProblemOptions o;
@@ -255,8 +86,10 @@ bool show_cuda(Json& json) {
       check_status(c->run(nullptr, 0, nullptr));
       const std::string wrong = c->check();
       is_all_right = is_all_right && wrong.empty();
-      table.print_row({format, fmt::format("{:.1f}", row.timing.us), fmt::format("{:.0f}", row.bytes / row.timing.us / 1e3),
-                       fmt::format("{:.0f}%", 100 * row.limit_us / row.timing.us), wrong.empty() ? "ok" : "WRONG", row.kernel},
+      table.print_row({format, fmt::format("{:.1f}", row.timing.us),
+                       fmt::format("{:.0f}", row.bytes / row.timing.us / 1e3),
+                       fmt::format("{:.0f}%", 100 * row.limit_us / row.timing.us),
+                       wrong.empty() ? "ok" : "WRONG", row.kernel},
                       wrong.empty() ? Style::plain : Style::bad);
       Json entry = row_json(row);
       entry["check"] = wrong;
@@ -266,6 +99,101 @@ bool show_cuda(Json& json) {
   return is_all_right;
 }
 
+// What one scheme makes of the layer.
+struct Result {
+  const Scheme& scheme;
+  size_t bytes;
+  double error;
+  Timing one, many;  // one token, kTokens of them
+  std::string kernel_one, kernel_many;
+  std::string wrong;  // "" if the check went well
+};
+
+Result measure_scheme(const Scheme& scheme, const FloatLayer& layer, double cache_bytes) {
+  const cases::LinearSpec one = spec_of(scheme, layer, 1), many = spec_of(scheme, layer, kTokens);
+  const QuantizedLayer quantized(layer, one, cache_bytes);
+  Result r{scheme, quantized.bytes(), quantized.error(), {}, {}, kernel_of(one), kernel_of(many), ""};
+  r.one = quantized.time(1, kSeconds);
+  r.many = quantized.time(kTokens, kSeconds);
+  r.wrong = check_kernel(one);
+  if (r.wrong.empty()) r.wrong = check_kernel(many);
+  return r;
+}
+
+Json result_json(const Result& r) {
+  const std::string many = std::to_string(kTokens);
+  Json json = {{"scheme", r.scheme.title}, {"bytes", r.bytes}, {"error", r.error}, {"check", r.wrong}};
+  json["kernels"] = {{"1", r.kernel_one}, {many, r.kernel_many}};
+  json["us"] = {{"1", r.one.us}, {many, r.many.us}};
+  return json;
+}
+
+// The table of all schemes, with float32 for its first line.
+class Report {
+ public:
+  Report(double float_bytes, const std::vector<BaselineTiming>& float_one,
+         const std::vector<BaselineTiming>& float_many)
+      : float_bytes_(float_bytes),
+        float_one_(quickest(float_one)),
+        float_many_(quickest(float_many)),
+        table_(columns()) {
+    table_.print_titles();
+    if (!float_one_ || !float_many_) return;
+    table_.print_row(
+        {"float32", human_bytes(float_bytes), "1x", "2x", "", us_text(float_one_->timing), "1.0x",
+         us_text(float_many_->timing), "1.0x", "", float_one_->name + ", " + float_many_->name},
+        Style::dim);
+  }
+
+  void print(const Result& r) const {
+    const auto bytes = static_cast<double>(r.bytes);
+    const bool is_same_kernel = r.kernel_one == r.kernel_many;
+    table_.print_row({r.scheme.title, human_bytes(bytes), fmt::format("{:.2f}x", bytes / float_bytes_),
+                      fmt::format("{:.2f}x", 2 * bytes / float_bytes_), fmt::format("{:.1f}%", 100 * r.error),
+                      us_text(r.one), speedup(float_one_, r.one), us_text(r.many),
+                      speedup(float_many_, r.many), r.wrong.empty() ? "ok" : "WRONG",
+                      is_same_kernel ? r.kernel_one : r.kernel_one + ", " + r.kernel_many},
+                     r.wrong.empty() ? Style::plain : Style::bad);
+    if (!r.wrong.empty()) fmt::print(stderr, "quantfuse: {}: {}\n", r.scheme.title, r.wrong);
+  }
+
+  void print_legend() const {
+    fmt::print(
+        "\nerror     of the layer's output against float32: ||y - y32|| / ||y32||, {} tokens in bfloat16\n",
+        kTokens);
+    fmt::print("speed-up  against {}, the weights coming from memory each time\n",
+               float_one_ ? "the quicker of OpenBLAS and oneDNN in float32"
+                          : "nothing: OpenBLAS and oneDNN were not found");
+    fmt::print(
+        "check     every output of these kernels, on random data of this shape, against the reference "
+        "kernel\n");
+  }
+
+ private:
+  static std::vector<Table::Column> columns() {
+    using Align = Table::Align;
+    return {{"weight", Align::left, 36},
+            {"size", Align::right, 8},
+            {"of f32"},
+            {"of bf16"},
+            {"error", Align::right, 6},
+            {"1 token", Align::right, 9},
+            {"speed-up"},
+            {fmt::format("{} tokens", kTokens), Align::right, 9},
+            {"speed-up"},
+            {"check", Align::left},
+            {"kernel", Align::left}};
+  }
+  static std::string us_text(const Timing& timing) { return fmt::format("{:.0f} us", timing.us); }
+  static std::string speedup(const BaselineTiming* baseline, const Timing& timing) {
+    return baseline ? fmt::format("{:.1f}x", baseline->timing.us / timing.us) : "";
+  }
+
+  double float_bytes_;
+  const BaselineTiming *float_one_, *float_many_;
+  Table table_;
+};
+
 }  // namespace
 
 int run_demo(const DemoOptions& options) {
@@ -274,64 +202,41 @@ int run_demo(const DemoOptions& options) {
   const double cache_bytes = std::max(cpu["l3_bytes"].get<double>(), cpu["l2_bytes"].get<double>());
   const double float_bytes = 4.0 * static_cast<double>(options.n) * static_cast<double>(options.k);
 
-  fmt::print("{}: {} outputs, {} inputs, {} in float32.\n", styled(Style::bold, layer_name(options.n, options.k)), options.n,
-             options.k, human_bytes(float_bytes));
-  fmt::print("The weights are synthetic (random, heavy-tailed, with outlying activations): no model is downloaded.\n");
-  fmt::print("{}, {}, {} threads.\n\n", cpu["model"].get<std::string>(), cpu["isa"].get<std::string>(), qf_get_num_threads());
+  fmt::print("{}: {} outputs, {} inputs, {} in float32\n",
+             styled(Style::bold, layer_name(options.n, options.k)), options.n, options.k,
+             human_bytes(float_bytes));
+  fmt::print(
+      "The weights are synthetic (random, heavy-tailed, with outlying activations): no model is "
+      "downloaded.\n");
+  fmt::print("{}, {}, {} threads\n\n", cpu["model"].get<std::string>(), cpu["isa"].get<std::string>(),
+             qf_get_num_threads());
 
   Progress progress(std::size(kSchemes) + 2);
   progress.step("making the layer");
-  const Layer layer(options.n, options.k);
+  const FloatLayer layer(options.n, options.k, kTokens);
   progress.step("timing float32");
   Baselines baselines(qf_get_num_threads(), cache_bytes, kSeconds);
-  const auto& float_1 = baselines.measure(Arithmetic::f32, {1, layer.n, layer.k});
-  const auto& float_m = baselines.measure(Arithmetic::f32, {kTokens, layer.n, layer.k});
-  progress.clear();
-
-  Table table({{"weight", Table::Align::left, 36}, {"size", Table::Align::right, 8}, {"of f32", Table::Align::right},
-               {"error", Table::Align::right, 6}, {"1 token", Table::Align::right, 9}, {"speed-up", Table::Align::right},
-               {fmt::format("{} tokens", kTokens), Table::Align::right, 9}, {"speed-up", Table::Align::right},
-               {"check", Table::Align::left, 5}, {"kernel", Table::Align::left}});
-  const auto us_text = [](double us) { return fmt::format("{:.0f} us", us); };
-  table.print_titles();
-  const BaselineTiming *best_1 = quickest(float_1), *best_m = quickest(float_m);
-  if (best_1 && best_m) {
-    table.print_row({"float32", human_bytes(float_bytes), "100%", "", us_text(best_1->timing.us), "1.0x",
-                     us_text(best_m->timing.us), "1.0x", "", best_1->name + ", " + best_m->name}, Style::dim);
-  }
+  const auto& float_one = baselines.measure(Arithmetic::f32, {1, layer.n, layer.k});
+  const auto& float_many = baselines.measure(Arithmetic::f32, {kTokens, layer.n, layer.k});
 
   Json json;
   json["layer"] = {{"n", layer.n}, {"k", layer.k}, {"float_bytes", float_bytes}, {"weights", "synthetic"}};
+  for (const auto& b : float_one) json["float32_us"]["1"][b.name] = b.timing.us;
+  for (const auto& b : float_many) json["float32_us"][std::to_string(kTokens)][b.name] = b.timing.us;
   json["schemes"] = Json::array();
+
+  progress.clear();
+  const Report report(float_bytes, float_one, float_many);
   bool is_all_right = true;
   for (const Scheme& scheme : kSchemes) {
     progress.step(scheme.title);
-    const cases::LinearSpec one = spec_of(scheme, layer, 1), many = spec_of(scheme, layer, kTokens);
-    QuantizedLayer quantized(layer, one, cache_bytes);
-    const Timing us_1 = quantized.time(1), us_m = quantized.time(kTokens);
-    const double error = quantized.error();
-    const std::string wrong = check_kernel(one) + check_kernel(many);
-    const std::string kernel_1 = kernel_of(one), kernel_m = kernel_of(many);
-    is_all_right = is_all_right && wrong.empty();
+    const Result result = measure_scheme(scheme, layer, cache_bytes);
     progress.clear();
-    table.print_row({scheme.title, human_bytes(static_cast<double>(quantized.bytes())),
-                     fmt::format("{:.0f}%", 100 * static_cast<double>(quantized.bytes()) / float_bytes), fmt::format("{:.2f}%", 100 * error),
-                     us_text(us_1.us), speedup(us_1, float_1), us_text(us_m.us), speedup(us_m, float_m),
-                     wrong.empty() ? "ok" : "WRONG", kernel_1 == kernel_m ? kernel_1 : kernel_1 + ", " + kernel_m},
-                    wrong.empty() ? Style::plain : Style::bad);
-    if (!wrong.empty()) fmt::print(stderr, "quantfuse: {}: {}\n", scheme.title, wrong);
-    Json entry = {{"scheme", scheme.title}, {"bytes", quantized.bytes()}, {"error", error}, {"check", wrong}};
-    entry["kernels"] = {{"1", kernel_1}, {std::to_string(kTokens), kernel_m}};
-    entry["us"] = {{"1", us_1.us}, {std::to_string(kTokens), us_m.us}};
-    json["schemes"].push_back(std::move(entry));
+    report.print(result);
+    json["schemes"].push_back(result_json(result));
+    is_all_right = is_all_right && result.wrong.empty();
   }
-  fmt::print("\nerror    of the layer's output against float32, ||y - y32|| / ||y32||, {} tokens in bfloat16\n", kTokens);
-  fmt::print("speed-up against {}, the weights coming from memory each time\n",
-             best_1 ? "the quicker of OpenBLAS and oneDNN in float32" : "nothing: neither OpenBLAS nor oneDNN was found");
-  fmt::print("check    every output against the reference kernel, within a derived bound\n");
-
-  for (const auto& b : float_1) json["float32_us"]["1"][b.name] = b.timing.us;
-  for (const auto& b : float_m) json["float32_us"][std::to_string(kTokens)][b.name] = b.timing.us;
+  report.print_legend();
   is_all_right = show_cuda(json) && is_all_right;
   file.write(json);
   return is_all_right ? kSuccess : kCheckFailed;

@@ -20,7 +20,9 @@ std::vector<std::string> notes_on(const Spec& spec, qf_device device, const std:
   }
   if (const auto* s = std::get_if<cases::LinearSpec>(&spec)) {
     if (is_cpu && is_fp8(s->act_format)) {
-      notes.push_back("CPUs have no FP8 units: the activations are rounded to FP8 and the product is taken by conversion");
+      notes.push_back(
+          "CPUs have no FP8 units: the activations are rounded to FP8 and the product is taken by "
+          "conversion");
     } else if (is_cpu && is_fp8(s->weight.format)) {
       notes.push_back("CPUs have no FP8 units: the weight is converted as it is read");
     }
@@ -68,17 +70,20 @@ int run_explain(const ExplainOptions& options) {
   } else {
     fmt::print("{}\n\n", styled(Style::bad, "no kernel accepts it"));
   }
-  Table table({{"kernel", Table::Align::left}, {"accepts", Table::Align::left}, {"reason", Table::Align::left}});
+  Table table(
+      {{"kernel", Table::Align::left}, {"accepts", Table::Align::left}, {"reason", Table::Align::left}});
   std::vector<std::vector<std::string>> rows;
   for (const Json& c : json["candidates"]) {
-    rows.push_back({c["kernel"].get<std::string>(), c["accepts"].get<bool>() ? "yes" : "no", c["reason"].get<std::string>()});
+    rows.push_back({c["kernel"].get<std::string>(), c["accepts"].get<bool>() ? "yes" : "no",
+                    c["reason"].get<std::string>()});
     table.fit(rows.back());
   }
   table.print_titles();
   for (const auto& row : rows) {
     table.print_row(row, row[0] == chosen ? Style::good : row[1] == "yes" ? Style::plain : Style::dim);
   }
-  for (const Json& note : json["notes"]) fmt::print("\n{} {}", styled(Style::note, "note:"), note.get<std::string>());
+  for (const Json& note : json["notes"])
+    fmt::print("\n{} {}", styled(Style::note, "note:"), note.get<std::string>());
   if (!json["notes"].empty()) fmt::print("\n");
   file.write(json);
   return options.is_strict && !is_any_chosen ? kCheckFailed : kSuccess;

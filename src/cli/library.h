@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "commands.h"
 #include "output.h"
 #include "quantfuse/quantfuse.h"
 
@@ -14,8 +15,8 @@ template <class TextFunction>
 Json library_json(TextFunction function) {
   std::string text(function(nullptr, 0) + 1, '\0');
   text.resize(function(text.data(), text.size()));
-  // An empty text is an error that the library has put into words, such as a QUANTFUSE_ISA that it does not know.
-  if (text.empty()) throw std::runtime_error(qf_last_error());
+  // No text is an error that the library has put into words, such as a QUANTFUSE_ISA that it does not know.
+  if (text.empty()) throw UsageError(qf_last_error());
   return Json::parse(text);
 }
 
@@ -27,7 +28,8 @@ inline std::string device_text(qf_device device) {
   if (device.type == QF_CPU) return "cpu";
   const Json gpus = library_info()["cuda"]["devices"];
   const std::string id = "cuda:" + std::to_string(device.id);
-  return device.id < static_cast<int>(gpus.size()) ? id + " " + gpus[device.id]["name"].get<std::string>() : id;
+  return device.id < static_cast<int>(gpus.size()) ? id + " " + gpus[device.id]["name"].get<std::string>()
+                                                   : id;
 }
 
 }  // namespace quantfuse::cli

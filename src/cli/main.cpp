@@ -33,11 +33,16 @@ constexpr const char* kBenchExamples =
     "  quantfuse bench quantize --format int8 --m 4096 --n 4096 --device cuda\n"
     "  quantfuse bench norm --out-quant int8 --residual --m 512 --n 4096\n"
     "  quantfuse bench --suite cpu --json cpu.json\n"
-    "Times are medians, after a warm-up, of at least 20 calls and --seconds of time (fewer calls where one takes very\n"
-    "long), over copies of the data that are together more than 3 times the last cache, so that a weight comes from\n"
-    "memory as it does in a model. GFLOP/s counts 2 m n k; bytes counts every input read once and every output written\n"
-    "once. '% roofline' is the least time the machine could take over the time taken: the larger of bytes over the read\n"
-    "bandwidth and, for products, operations over the arithmetic peak, both measured in the same run. 'x baseline' is\n"
+    "Times are medians, after a warm-up, of at least 20 calls and --seconds of time (fewer calls where one "
+    "takes very\n"
+    "long), over copies of the data that are together more than 3 times the last cache, so that a weight "
+    "comes from\n"
+    "memory as it does in a model. GFLOP/s counts 2 m n k; bytes counts every input read once and every "
+    "output written\n"
+    "once. '% roofline' is the least time the machine could take over the time taken: the larger of bytes "
+    "over the read\n"
+    "bandwidth and, for products, operations over the arithmetic peak, both measured in the same run. 'x "
+    "baseline' is\n"
     "against the quickest of OpenBLAS and oneDNN FP32, or oneDNN INT8 for INT8 x INT8, on as many threads.";
 
 constexpr const char* kVerifyExamples =
@@ -52,6 +57,13 @@ constexpr const char* kDemoExamples =
     "  quantfuse demo\n"
     "  quantfuse demo --n 28672 --k 4096";
 
+// CLI11's own check for this prints the largest double in full.
+const CLI::Validator kSize(
+    [](const std::string& text) {
+      return text.empty() || text[0] == '-' ? "expected 0 or more, not " + text : std::string();
+    },
+    "");
+
 void add_json(CLI::App& app, std::string& path) {
   app.add_option("--json", path, "Write the results to this file too")->type_name("FILE");
 }
@@ -63,15 +75,18 @@ void add_words(CLI::App& app, const char* name, std::string& value, const std::v
 
 void add_problem(CLI::App& app, ProblemOptions& p) {
   const auto size = [&](const char* name, int64_t& value, const char* help) {
-    app.add_option(name, value, help)->check(CLI::NonNegativeNumber)->type_name("INT")->capture_default_str();
+    app.add_option(name, value, help)->check(kSize)->type_name("INT")->capture_default_str();
   };
   size("--n", p.n, "Outputs of a layer, columns of a matrix");
   size("--k", p.k, "Inputs of a layer: the summed dimension");
   add_words(app, "--weight", p.weight, weight_words(), "linear: format of the weight");
   add_words(app, "--format", p.format, format_words(), "quantize, dequantize, gemm: format of the codes");
-  app.add_option("--group", p.group, "Numbers of a row that share a scale; 0 the whole row [int4 128, fp4 and mx 32, else 0]")
-      ->check(CLI::NonNegativeNumber)->type_name("INT");
-  app.add_option("--block", p.block, "2-D blocks of scales in place of --group, as in 128x128; 0 is a whole dimension")
+  app.add_option("--group", p.group,
+                 "Numbers of a row that share a scale; 0 the whole row [int4 128, fp4 and mx 32, else 0]")
+      ->check(kSize)
+      ->type_name("INT");
+  app.add_option("--block", p.block,
+                 "2-D blocks of scales in place of --group, as in 128x128; 0 is a whole dimension")
       ->type_name("RxC");
   add_words(app, "--act", p.act, dtype_words(), "Type of the floating-point tensors");
   add_words(app, "--act-quant", p.act_quant, quant_words(), "linear: quantize the activations on the way in");
@@ -94,8 +109,8 @@ void add_problem(CLI::App& app, ProblemOptions& p) {
 
 // A command with its options struct, in one place: what is declared here is what runs.
 template <class Options>
-CLI::App& add_command(CLI::App& app, const char* name, const char* help, const char* examples, Options& options,
-                      int (*run)(const Options&), std::function<int()>& chosen) {
+CLI::App& add_command(CLI::App& app, const char* name, const char* help, const char* examples,
+                      Options& options, int (*run)(const Options&), std::function<int()>& chosen) {
   CLI::App& command = *app.add_subcommand(name, help);
   command.footer(examples);
   add_json(command, options.json_path);
@@ -106,60 +121,92 @@ CLI::App& add_command(CLI::App& app, const char* name, const char* help, const c
 int run(int argc, char** argv) {
   CLI::App app{"QuantFuse: quantized and fused kernels for LLM inference", "quantfuse"};
   app.set_version_flag("--version", std::string("quantfuse ") + qf_version());
-  app.require_subcommand(1);
-  app.footer("'quantfuse COMMAND --help' has each command's options and examples. Exit codes: 0 success, 1 a check failed,\n"
-             "2 bad usage. Environment: QUANTFUSE_ISA=scalar|avx2|avx512, QUANTFUSE_NUM_THREADS, QUANTFUSE_MAX_SM, NO_COLOR.");
+  app.require_subcommand(0, 1);  // none is answered below, with the help; a wrong one is named by CLI11
+  app.footer(
+      "'quantfuse COMMAND --help' has each command's options and examples. Exit codes: 0 success, 1 a check "
+      "failed,\n"
+      "2 bad usage. Environment: QUANTFUSE_ISA=scalar|avx2|avx512, QUANTFUSE_NUM_THREADS, QUANTFUSE_MAX_SM, "
+      "NO_COLOR.");
   std::function<int()> chosen;
 
   InfoOptions info;
-  add_command(app, "info", "Show the library, this machine, and which kernels run on it", kInfoExamples, info, run_info,
-              chosen);
+  add_command(app, "info", "Show the library, this machine, and which kernels run on it", kInfoExamples, info,
+              run_info, chosen);
 
   VerifyOptions verify;
-  CLI::App& verify_app = add_command(app, "verify", "Check every kernel against the reference on random and nasty cases",
-                                     kVerifyExamples, verify, run_verify, chosen);
+  CLI::App& verify_app =
+      add_command(app, "verify", "Check every kernel against the reference on random and nasty cases",
+                  kVerifyExamples, verify, run_verify, chosen);
   verify_app.add_option("--op", verify.op, "Only this operation")->type_name("OP");
-  verify_app.add_option("--device", verify.device, "Only kernels of cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
+  verify_app.add_option("--device", verify.device, "Only kernels of cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   verify_app.add_option("--kernel", verify.kernel, "Only this kernel")->type_name("NAME");
-  verify_app.add_option("--seed", verify.seed, "Of the random numbers")->type_name("INT")->capture_default_str();
+  verify_app.add_option("--seed", verify.seed, "Of the random numbers")
+      ->type_name("INT")
+      ->capture_default_str();
   verify_app.add_flag("-v,--verbose", verify.verbose, "Name every case");
 
   ExplainOptions explain;
-  CLI::App& explain_app = add_command(app, "explain", "Say which kernel runs for a call, and why each other one does not",
-                                      kExplainExamples, explain, run_explain, chosen);
-  explain_app.add_option("op", explain.op, "Operation")->required()->check(CLI::IsMember(operation_words()))->type_name("OP");
+  CLI::App& explain_app =
+      add_command(app, "explain", "Say which kernel runs for a call, and why each other one does not",
+                  kExplainExamples, explain, run_explain, chosen);
+  explain_app.add_option("op", explain.op, "Operation")
+      ->required()
+      ->check(CLI::IsMember(operation_words()))
+      ->type_name("OP");
   explain_app.add_option("--m", explain.problem.m, "Tokens: rows of the activations")
-      ->check(CLI::NonNegativeNumber)->type_name("INT")->capture_default_str();
+      ->check(kSize)
+      ->type_name("INT")
+      ->capture_default_str();
   add_problem(explain_app, explain.problem);
   explain_app.add_option("--kernel", explain.kernel, "As if this kernel were asked for")->type_name("NAME");
   explain_app.add_flag("--strict", explain.is_strict, "As if the reference were not allowed");
 
   BenchOptions bench;
-  CLI::App& bench_app = add_command(app, "bench", "Measure speed, against the machine's limits and against OpenBLAS and oneDNN",
-                                    kBenchExamples, bench, run_bench, chosen);
-  CLI::Option* op = bench_app.add_option("op", bench.op, "Operation")->check(CLI::IsMember(operation_words()))->type_name("OP");
+  CLI::App& bench_app =
+      add_command(app, "bench", "Measure speed, against the machine's limits and against OpenBLAS and oneDNN",
+                  kBenchExamples, bench, run_bench, chosen);
+  CLI::Option* op = bench_app.add_option("op", bench.op, "Operation")
+                        ->check(CLI::IsMember(operation_words()))
+                        ->type_name("OP");
   bench_app.add_option("--suite", bench.suite, "A set of cases: the layers of Llama-3-8B and more")
-      ->check(CLI::IsMember({"cpu", "h200"}))->type_name("")->excludes(op);
+      ->check(CLI::IsMember({"cpu", "h200"}))
+      ->type_name("")
+      ->excludes(op);
   bench_app.add_option("--m", bench.m, "Tokens: rows of the activations; a list makes a row of results each")
-      ->delimiter(',')->check(CLI::NonNegativeNumber)->type_name("INT,..")->default_str("1");
+      ->delimiter(',')
+      ->check(kSize)
+      ->type_name("INT,..")
+      ->default_str("1");
   add_problem(bench_app, bench.problem);
   bench_app.add_option("--kernel", bench.kernel, "Run this kernel")->type_name("NAME");
-  bench_app.add_flag("--all-kernels", bench.runs_all_kernels, "Run every kernel that accepts")->excludes("--kernel");
+  bench_app.add_flag("--all-kernels", bench.runs_all_kernels, "Run every kernel that accepts")
+      ->excludes("--kernel");
   bench_app.add_option("--threads", bench.threads, "Threads, of the library and of the baselines [all CPUs]")
-      ->check(CLI::Range(1, 1024))->type_name("INT");
+      ->check(CLI::Range(1, 1024))
+      ->type_name("INT");
   bench_app.add_option("--seconds", bench.seconds, "Time to measure each row for")
-      ->check(CLI::Range(0.01, 60.0))->type_name("FLOAT")->capture_default_str();
-  bench_app.add_flag("!--no-baselines", bench.has_baselines, "Leave out OpenBLAS and oneDNN");
+      ->check(CLI::Range(0.01, 60.0))
+      ->type_name("FLOAT")
+      ->capture_default_str();
+  bench_app.add_flag_callback(
+      "--no-baselines", [&] { bench.has_baselines = false; }, "Leave out OpenBLAS and oneDNN");
 
   DemoOptions demo;
-  CLI::App& demo_app = add_command(app, "demo", "Quantize a layer of a language model, check it, time it", kDemoExamples,
-                                   demo, run_demo, chosen);
-  demo_app.add_option("--n", demo.n, "Outputs of the layer")->check(CLI::Range(int64_t{1}, int64_t{1} << 20))->capture_default_str();
-  demo_app.add_option("--k", demo.k, "Inputs of the layer")->check(CLI::Range(int64_t{1}, int64_t{1} << 20))->capture_default_str();
+  CLI::App& demo_app = add_command(app, "demo", "Quantize a layer of a language model, check it, time it",
+                                   kDemoExamples, demo, run_demo, chosen);
+  demo_app.add_option("--n", demo.n, "Outputs of the layer")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  demo_app.add_option("--k", demo.k, "Inputs of the layer")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
 
   try {
     app.parse(argc, argv);
-    return chosen();
+    if (chosen) return chosen();
+    fmt::print(stderr, "{}", app.help());
+    return kBadUsage;
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? kSuccess : kBadUsage;  // --help and --version also come this way
   }

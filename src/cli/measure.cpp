@@ -11,10 +11,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 constexpr size_t kMinSamples = 20, kMinSlowSamples = 5, kMaxSamples = 200000;
-constexpr double kClockResolution = 5e-6;  // a sample is at least this long: 100 times what reading the clock costs
+constexpr double kClockResolution =
+    5e-6;  // a sample is at least this long: 100 times what reading the clock costs
 constexpr double kMaxCopyBytes = 2e9;
 constexpr int kMaxCopies = 512;  // of something tiny, which a real caller finds in the cache anyway
 
@@ -23,7 +26,9 @@ constexpr int kMaxCopies = 512;  // of something tiny, which a real caller finds
 Timing summarize(std::vector<double> us) {
   if (us.empty()) return {};
   std::sort(us.begin(), us.end());
-  const auto at = [&](double fraction) { return us[static_cast<size_t>(std::lround(fraction * (us.size() - 1)))]; };
+  const auto at = [&](double fraction) {
+    return us[static_cast<size_t>(std::lround(fraction * (us.size() - 1)))];
+  };
   return {at(0.5), at(0.1), at(0.9), us.size()};
 }
 

@@ -36,6 +36,7 @@ struct GpuLimits {
 GpuLimits measure_gpu_limits(int id);
 // As measure(); the calls are captured into a graph and its replays are timed by events, so that what is measured is the
 // device's time and not the host's.
-Timing measure_on_gpu(int id, const std::function<void(int copy, void* stream)>& call, int copies, double seconds);
+Timing measure_on_gpu(int id, const std::function<void(int copy, void* stream)>& call, int copies,
+                      double seconds);
 
 }  // namespace quantfuse::cli

@@ -91,7 +91,8 @@ Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
 }
 
 void Table::fit(const std::vector<std::string>& cells) {
-  for (size_t i = 0; i < cells.size(); ++i) columns_[i].width = std::max(columns_[i].width, screen_width(cells[i]));
+  for (size_t i = 0; i < cells.size(); ++i)
+    columns_[i].width = std::max(columns_[i].width, screen_width(cells[i]));
 }
 
 void Table::print_cells(const std::vector<std::string>& cells, Style style) const {

@@ -18,14 +18,16 @@ constexpr int64_t kTiny = 16;
 struct TinyQuantize {
   Tensor x = Tensor(kF32, 1, kTiny).allocated(), q = Tensor(kI8, 1, kTiny).allocated();
   Tensor scale = Tensor(kF32, 1, 1).allocated();
-  qf_quantize_args args = {x.get(), QF_INT8, {1, 0}, QF_SCALE_DYNAMIC, q.get(), scale.get(), nullptr, nullptr};
+  qf_quantize_args args = {x.get(), QF_INT8,     {1, 0},  QF_SCALE_DYNAMIC,
+                           q.get(), scale.get(), nullptr, nullptr};
 };
 
-Row overhead_row(const Machine& machine, std::string name, std::string kernel, const Timing& timing) {
+// A row of no work: only its time says something.
+Row overhead_row(const Machine& machine, std::string name, const Spec& spec, const Timing& timing) {
   Row row;
   row.op = "overhead";
   row.name = std::move(name);
-  row.kernel = std::move(kernel);
+  row.kernel = selected_kernel(spec, machine.device, "");
   row.device = machine.device_name;
   row.timing = timing;
   return row;
@@ -62,24 +64,28 @@ std::optional<double> load_and_call_us(const TinyQuantize& problem) {
 }  // namespace
 
 std::vector<Row> measure_overheads(const Machine& machine, double seconds) {
+  ProblemOptions o;
+  o.n = o.k = kTiny;
+  o.act = "f32";
+  const Spec quantize_spec = spec_from_options("quantize", o), linear_spec = spec_from_options("linear", o);
   std::vector<Row> rows;
+
   const TinyQuantize tiny;
   std::vector<double> loads;
   for (int i = 0; i < 5; ++i) {
     if (const auto us = load_and_call_us(tiny)) loads.push_back(*us);
   }
-  if (!loads.empty()) rows.push_back(overhead_row(machine, "load the library and call it", "", summarize(loads)));
-
+  if (!loads.empty()) {
+    rows.push_back(overhead_row(machine, "load the library and call it", quantize_spec, summarize(loads)));
+  }
   const Timing quantize = measure([&](int) { qf_quantize(&tiny.args, nullptr); }, 1, seconds);
-  rows.push_back(overhead_row(machine, fmt::format("call of quantize 1x{}", kTiny), "", quantize));
+  rows.push_back(
+      overhead_row(machine, "call of quantize, " + size_text(1, kTiny, 0), quantize_spec, quantize));
 
-  ProblemOptions o;
-  o.n = o.k = kTiny;
-  const Spec spec = spec_from_options("linear", o);
-  const cases::CasePtr linear = case_from_spec(spec);
+  const cases::CasePtr linear = case_from_spec(linear_spec);
   linear->make({QF_CPU, 0}, 1, 1);
   const Timing layer = measure([&](int) { linear->run(nullptr, 0, nullptr); }, 1, seconds);
-  rows.push_back(overhead_row(machine, fmt::format("call of linear 1x{}x{}", kTiny, kTiny), "", layer));
+  rows.push_back(overhead_row(machine, "call of linear, " + size_text(1, kTiny, kTiny), linear_spec, layer));
   return rows;
 }
 

@@ -19,7 +19,7 @@ struct FormatWord {
 };
 
 constexpr FormatWord kFormats[] = {
-    {"int4", QF_INT4, false, 128},   {"int8", QF_INT8, false, 0},        {"fp8", QF_FP8_E4M3, false, 0},
+    {"int4", QF_INT4, false, 128},       {"int8", QF_INT8, false, 0},         {"fp8", QF_FP8_E4M3, false, 0},
     {"fp8_e4m3", QF_FP8_E4M3, false, 0}, {"fp8_e5m2", QF_FP8_E5M2, false, 0}, {"fp4", QF_FP4_E2M1, false, 32},
     {"mxfp4", QF_FP4_E2M1, true, 32},    {"mxfp8", QF_FP8_E4M3, true, 32},
 };
@@ -169,15 +169,17 @@ ProducerSpec producer_spec(const ProblemOptions& o) {
   s.out_mode = o.has_static_scale ? QF_SCALE_STATIC : QF_SCALE_DYNAMIC;
   s.out_group = o.out_group;
   s.m = o.m, s.n = o.n;
-  s.name = size_text(o.m, o.n, 0) + (o.has_residual ? " +residual" : "") + (o.has_static_scale ? " static" : "");
+  s.name =
+      size_text(o.m, o.n, 0) + (o.has_residual ? " +residual" : "") + (o.has_static_scale ? " static" : "");
   return s;
 }
 
 }  // namespace
 
 const std::vector<std::string>& operation_words() {
-  static const std::vector<std::string> words = {"linear",     "linear_backward", "scaled_mm", "gemm",     "quantize",
-                                                 "dequantize", "rms_norm",        "norm",      "gated_act"};
+  static const std::vector<std::string> words = {"linear",   "linear_backward", "scaled_mm", "gemm",
+                                                 "quantize", "dequantize",      "rms_norm",  "norm",
+                                                 "gated_act"};
   return words;
 }
 
@@ -216,7 +218,8 @@ std::string operation_name(const std::string& word) {
 qf_device device_from_word(const std::string& word) {
   if (word == "cpu") return {QF_CPU, 0};
   if (word == "cuda") return {QF_CUDA, 0};
-  if (word.rfind("cuda:", 0) == 0) return {QF_CUDA, static_cast<int32_t>(number_of(word.substr(5), "--device"))};
+  if (word.rfind("cuda:", 0) == 0)
+    return {QF_CUDA, static_cast<int32_t>(number_of(word.substr(5), "--device"))};
   throw UsageError("--device: '" + word + "' is not cpu, cuda or cuda:ID");
 }
 

@@ -32,8 +32,9 @@ struct ProblemOptions {
   bool has_static_scale = false, has_mse_scale = false, wants_row_sums = false, is_b_kn = false;
 };
 
-using Spec = std::variant<cases::LinearSpec, cases::LinearBackwardSpec, cases::ScaledMmSpec, cases::QuantizeSpec,
-                          cases::DequantizeSpec, cases::RmsNormSpec, cases::GatedActSpec>;
+using Spec =
+    std::variant<cases::LinearSpec, cases::LinearBackwardSpec, cases::ScaledMmSpec, cases::QuantizeSpec,
+                 cases::DequantizeSpec, cases::RmsNormSpec, cases::GatedActSpec>;
 
 // The words that the options above take.
 const std::vector<std::string>& operation_words();  // with aliases: gemm, norm

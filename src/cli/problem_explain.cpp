@@ -45,13 +45,15 @@ struct Weight {
 struct Output {
   Tensor y, scale;
 
-  Output(qf_format format, qf_scale_mode mode, int64_t group, qf_dtype dtype, int64_t m, int64_t n, qf_device device) {
+  Output(qf_format format, qf_scale_mode mode, int64_t group, qf_dtype dtype, int64_t m, int64_t n,
+         qf_device device) {
     if (format == QF_FORMAT_NONE) {
       y = Tensor(dtype, m, n, device);
       return;
     }
     y = codes_tensor(format, m, n, device);
-    scale = mode == QF_SCALE_STATIC ? Tensor::vector(kF32, 1, device) : block_tensor(kF32, {1, group}, m, n, device);
+    scale = mode == QF_SCALE_STATIC ? Tensor::vector(kF32, 1, device)
+                                    : block_tensor(kF32, {1, group}, m, n, device);
   }
 };
 
@@ -63,14 +65,16 @@ struct Explainer {
     Weight weight(s.weight, s.n, s.k, device);
     weight.pretend_packed(device);
     const int64_t n_out = s.weight.is_gated ? s.n / 2 : s.n;
-    const Tensor x = s.has_quantized_x ? codes_tensor(s.act_format, s.m, s.k, device) : Tensor(s.dtype, s.m, s.k, device);
-    const Tensor x_scale = s.has_quantized_x ? block_tensor(kF32, {1, s.act_group}, s.m, s.k, device) : Tensor();
+    const Tensor x =
+        s.has_quantized_x ? codes_tensor(s.act_format, s.m, s.k, device) : Tensor(s.dtype, s.m, s.k, device);
+    const Tensor x_scale =
+        s.has_quantized_x ? block_tensor(kF32, {1, s.act_group}, s.m, s.k, device) : Tensor();
     const Tensor bias = s.has_bias ? Tensor::vector(kF32, s.n, device) : Tensor();
     const Tensor residual = s.has_residual ? Tensor(s.dtype, s.m, n_out, device) : Tensor();
     const Output out(s.out_format, s.out_mode, s.out_group, s.dtype, s.m, n_out, device);
-    const qf_linear_args args = {x.get(),         x_scale.get(), s.act_format,   s.act_group, weight.view,
-                                 bias.get(),      s.activation,  residual.get(), out.y.get(), s.out_format,
-                                 s.out_mode,      s.out_group,   out.scale.get()};
+    const qf_linear_args args = {x.get(),    x_scale.get(), s.act_format,   s.act_group, weight.view,
+                                 bias.get(), s.activation,  residual.get(), out.y.get(), s.out_format,
+                                 s.out_mode, s.out_group,   out.scale.get()};
     return ask(qf_linear_explain, args, call);
   }
 
@@ -90,9 +94,9 @@ struct Explainer {
     const Tensor a_zero = s.has_a_zero ? Tensor::vector(kI32, s.m, device) : Tensor();
     const Tensor b_zero = s.has_b_zero ? Tensor::vector(kI32, s.n, device) : Tensor();
     const Tensor bias = s.has_bias ? Tensor::vector(kF32, s.n, device) : Tensor();
-    const qf_scaled_mm_args args = {a.get(),       b.get(),       c.get(),   s.a_format, s.b_format,
-                                    s.b_order,     s.k,           a_scale.get(), b_scale.get(), s.a_block,
-                                    s.b_block,     a_zero.get(),  b_zero.get(),  bias.get()};
+    const qf_scaled_mm_args args = {a.get(),   b.get(),      c.get(),       s.a_format,    s.b_format,
+                                    s.b_order, s.k,          a_scale.get(), b_scale.get(), s.a_block,
+                                    s.b_block, a_zero.get(), b_zero.get(),  bias.get()};
     return ask(qf_scaled_mm_explain, args, call);
   }
 
@@ -100,9 +104,10 @@ struct Explainer {
     const Tensor x(s.dtype, s.rows, s.cols, device), q = codes_tensor(s.format, s.rows, s.cols, device);
     const Tensor scale = block_tensor(s.has_e8m0_scale ? kE8m0 : kF32, s.block, s.rows, s.cols, device);
     const Tensor zero = s.is_asymmetric ? block_tensor(kI8, s.block, s.rows, s.cols, device) : Tensor();
-    const Tensor sums = s.wants_row_sums ? block_tensor(kI32, {1, s.block.cols}, s.rows, s.cols, device) : Tensor();
-    const qf_quantize_args args = {x.get(),     s.format,   s.block,    s.mode,
-                                   q.get(),     scale.get(), zero.get(), sums.get()};
+    const Tensor sums =
+        s.wants_row_sums ? block_tensor(kI32, {1, s.block.cols}, s.rows, s.cols, device) : Tensor();
+    const qf_quantize_args args = {x.get(), s.format,    s.block,    s.mode,
+                                   q.get(), scale.get(), zero.get(), sums.get()};
     return ask(qf_quantize_explain, args, call);
   }
 
@@ -112,7 +117,8 @@ struct Explainer {
     const qf_dtype zero_type = s.has_float_zero ? kF32 : kI8;
     const Tensor zero = s.is_asymmetric ? block_tensor(zero_type, s.block, s.rows, s.cols, device) : Tensor();
     const Tensor g_idx = s.has_g_idx ? Tensor::vector(kI32, s.cols, device) : Tensor();
-    const qf_dequantize_args args = {q.get(), s.format, s.block, scale.get(), zero.get(), g_idx.get(), x.get()};
+    const qf_dequantize_args args = {q.get(),    s.format,    s.block, scale.get(),
+                                     zero.get(), g_idx.get(), x.get()};
     return ask(qf_dequantize_explain, args, call);
   }
 

@@ -15,8 +15,9 @@
 
 namespace quantfuse::cli {
 
-inline constexpr qf_dtype kI8 = {0, 8, 1}, kI32 = {0, 32, 1}, kU8 = {1, 8, 1}, kF32 = {2, 32, 1}, kF16 = {2, 16, 1},
-                          kBf16 = {4, 16, 1}, kE4m3 = {10, 8, 1}, kE5m2 = {12, 8, 1}, kE8m0 = {14, 8, 1};
+inline constexpr qf_dtype kI8 = {0, 8, 1}, kI32 = {0, 32, 1}, kU8 = {1, 8, 1}, kF32 = {2, 32, 1},
+                          kF16 = {2, 16, 1}, kBf16 = {4, 16, 1}, kE4m3 = {10, 8, 1}, kE5m2 = {12, 8, 1},
+                          kE8m0 = {14, 8, 1};
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
@@ -67,10 +68,14 @@ class Tensor {
 // Codes of `format` for a matrix [rows, cols], and the scales of its blocks.
 inline Tensor codes_tensor(qf_format format, int64_t rows, int64_t cols, qf_device device = {QF_CPU, 0}) {
   const bool is_4bit = format == QF_INT4 || format == QF_FP4_E2M1;
-  const qf_dtype dtype = format == QF_INT8 ? kI8 : format == QF_FP8_E4M3 ? kE4m3 : format == QF_FP8_E5M2 ? kE5m2 : kU8;
+  const qf_dtype dtype = format == QF_INT8       ? kI8
+                         : format == QF_FP8_E4M3 ? kE4m3
+                         : format == QF_FP8_E5M2 ? kE5m2
+                                                 : kU8;
   return Tensor(dtype, rows, is_4bit ? ceil_div(cols, 2) : cols, device);
 }
-inline Tensor block_tensor(qf_dtype dtype, qf_block block, int64_t rows, int64_t cols, qf_device device = {QF_CPU, 0}) {
+inline Tensor block_tensor(qf_dtype dtype, qf_block block, int64_t rows, int64_t cols,
+                           qf_device device = {QF_CPU, 0}) {
   const auto blocks = [](int64_t size, int64_t whole) { return size == 0 ? 1 : ceil_div(whole, size); };
   return Tensor(dtype, blocks(block.rows, rows), blocks(block.cols, cols), device);
 }

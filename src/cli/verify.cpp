@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// quantfuse verify: every kernel against the reference. What is counted is a kernel on a case that it accepts; skipped are
-// the kernels that cannot run on this machine.
+// quantfuse verify: every kernel against the reference. What is counted is a kernel on a case that it
+// accepts; skipped are the kernels that cannot run on this machine.
 #include "cases/verify.h"
 
 #include <fmt/format.h>
@@ -49,7 +49,8 @@ Plan plan_from(const VerifyOptions& options) {
     if (row.kernel != options.kernel) continue;
     const bool is_wanted = std::find(plan.ops.begin(), plan.ops.end(), row.op) != plan.ops.end() &&
                            (row.is_cuda() ? plan.has_cuda : plan.has_cpu);
-    if (!is_wanted) throw UsageError("kernel '" + options.kernel + "' is not one of this operation and device");
+    if (!is_wanted)
+      throw UsageError("kernel '" + options.kernel + "' is not one of this operation and device");
     return {{row.op}, !row.is_cuda(), row.is_cuda()};
   }
   throw UsageError("there is no kernel '" + options.kernel + "'; 'quantfuse info' lists them");
@@ -68,7 +69,8 @@ void print_report(const KernelReport& report) {
   for (size_t i = 0; i < std::min(report.failures.size(), kShownFailures); ++i) {
     fmt::print("    {}: {}\n", report.failures[i].case_name, report.failures[i].reason);
   }
-  if (report.failures.size() > kShownFailures) fmt::print("    and {} more\n", report.failures.size() - kShownFailures);
+  if (report.failures.size() > kShownFailures)
+    fmt::print("    and {} more\n", report.failures.size() - kShownFailures);
 }
 
 Json report_json(const KernelReport& report) {
@@ -120,7 +122,11 @@ int run_verify(const VerifyOptions& options) {
       std::fflush(stdout);
     }
   }
-  file.write({{"passed", passed}, {"failed", failed}, {"skipped", skipped}, {"seed", options.seed}, {"kernels", rows}});
+  file.write({{"passed", passed},
+              {"failed", failed},
+              {"skipped", skipped},
+              {"seed", options.seed},
+              {"kernels", rows}});
   fmt::print("{} passed, {} failed, {} skipped\n", passed, failed, skipped);
   return failed == 0 ? kSuccess : kCheckFailed;
 }

@@ -6,6 +6,25 @@
 #include "formats/numbers.h"
 
 namespace quantfuse {
+namespace {
+
+// Whether every scale is finite and positive. Without a branch per value, because calls do this every time.
+bool are_scales_good(const Matrix& scale) {
+  const int64_t count = scale.rows * scale.cols;
+  uint32_t is_bad = 0;
+  if (scale.dtype == DType::f32) {
+    const auto* values = static_cast<const float*>(scale.data);
+    for (int64_t i = 0; i < count; ++i) {
+      is_bad |= float_bits(values[i]) - 1u >= 0x7f7fffffu;  // as integers, the good ones are 1 to 0x7f7fffff
+    }
+  } else {
+    const auto* exponents = static_cast<const uint8_t*>(scale.data);
+    for (int64_t i = 0; i < count; ++i) is_bad |= exponents[i] == E8m0::kNan;
+  }
+  return is_bad == 0;
+}
+
+}  // namespace
 
 qf_block resolve_block(const Arguments& arg, const char* name, qf_block block, int64_t rows, int64_t cols) {
   if (block.rows < 0 || block.cols < 0) {
@@ -23,7 +42,7 @@ Matrix expect_scale(Arguments& arg, const char* name, const qf_tensor* tensor, q
 }
 
 void check_scale_values(const Arguments& arg, const char* name, const Matrix& scale) {
-  if (arg.device().type != QF_CPU || !scale.data) return;
+  if (arg.device().type != QF_CPU || !scale.data || are_scales_good(scale)) return;
   const int64_t count = scale.rows * scale.cols;
   for (int64_t i = 0; i < count; ++i) {
     const bool is_float = scale.dtype == DType::f32;

@@ -54,8 +54,9 @@ struct Kernel {
   void (*launch)(const Problem&, const Launch&);
 };
 
+// Static, so that each kernel file has its own: a shared copy could be one compiled for AVX-512.
 template <class Problem>
-size_t no_workspace(const Problem&) {
+static size_t no_workspace(const Problem&) {
   return 0;
 }
 

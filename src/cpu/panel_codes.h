@@ -4,8 +4,6 @@
 // spread to bytes.
 #pragma once
 
-#include <utility>
-
 #include "cpu/vector_math.h"
 
 namespace quantfuse {
@@ -39,14 +37,6 @@ struct PanelDecoder {
     }
   }
 };
-
-// Calls body(std::integral_constant<int, K>) for K = 0 .. N - 1.
-template <int N, class Body>
-QF_INLINE void unrolled(const Body& body) {
-  [&]<int... K>(std::integer_sequence<int, K...>) __attribute__((always_inline)) {
-    (body(std::integral_constant<int, K>{}), ...);
-  }(std::make_integer_sequence<int, N>{});
-}
 
 // [k / per word][2][lanes] words of one panel -> [k][2][lanes] floats, zero points (2 vectors, or null) subtracted.
 template <class S, qf_format Format>

@@ -17,6 +17,9 @@ namespace quantfuse {
 struct Avx2 {
   using F = __m256;
   using I = __m256i;
+  // Accumulators of dot4. A type of 32-bit lanes of its own: an array of I, which the compiler sees as 64-bit lanes and
+  // converts at every step, stays in memory.
+  using Sums = int32_t __attribute__((vector_size(32)));
   using M = __m256i;  // all ones in chosen lanes
   static constexpr int kLanes = 8;
   static constexpr int kRegisters = 16;
@@ -160,10 +163,13 @@ struct Avx2 {
 
   // acc[lane] += sum over the lane's 4 bytes of w (unsigned) * x (signed). Not by vpmaddubsw, which saturates at 16 bits:
   // even and odd bytes are widened and multiplied as 16-bit pairs, which is exact.
-  QF_SIMD I dot4(I acc, I w_u8, I x_s8) {
+  QF_SIMD I ints(Sums a) { return (I)a; }
+  QF_SIMD Sums sums(I a) { return (Sums)a; }
+  QF_SIMD I dot4(I acc, I w_u8, I x_s8) { return ints(dot4(sums(acc), w_u8, x_s8)); }
+  QF_SIMD Sums dot4(Sums acc, I w_u8, I x_s8) {
     const I w_even = _mm256_and_si256(w_u8, _mm256_set1_epi16(255)), w_odd = _mm256_srli_epi16(w_u8, 8);
     const I x_even = _mm256_srai_epi16(_mm256_slli_epi16(x_s8, 8), 8), x_odd = _mm256_srai_epi16(x_s8, 8);
-    return add(acc, add(_mm256_madd_epi16(w_even, x_even), _mm256_madd_epi16(w_odd, x_odd)));
+    return acc + (Sums)_mm256_madd_epi16(w_even, x_even) + (Sums)_mm256_madd_epi16(w_odd, x_odd);
   }
 
   // A table of 16 floats looked up by the low 4 bits of each lane: vpermps knows 8 entries, so two and a blend.

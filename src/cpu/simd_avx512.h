@@ -17,6 +17,9 @@ namespace quantfuse {
 struct Avx512 {
   using F = __m512;
   using I = __m512i;
+  // Accumulators of dot4. A type of 32-bit lanes of its own: an array of I, which the compiler sees as 64-bit lanes and
+  // converts at every step, stays in memory.
+  using Sums = int32_t __attribute__((vector_size(64)));
   using M = __mmask16;
   static constexpr int kLanes = 16;
   static constexpr int kRegisters = 32;
@@ -116,7 +119,10 @@ struct Avx512 {
   QF_SIMD int32_t reduce_add(I a) { return _mm512_reduce_add_epi32(a); }
 
   // acc[lane] += sum over the lane's 4 bytes of w (unsigned) * x (signed).
-  QF_SIMD I dot4(I acc, I w_u8, I x_s8) { return _mm512_dpbusd_epi32(acc, w_u8, x_s8); }
+  QF_SIMD Sums dot4(Sums acc, I w_u8, I x_s8) { return (Sums)_mm512_dpbusd_epi32((I)acc, w_u8, x_s8); }
+  QF_SIMD I ints(Sums a) { return (I)a; }
+  QF_SIMD Sums sums(I a) { return (Sums)a; }
+  QF_SIMD I dot4(I acc, I w_u8, I x_s8) { return ints(dot4(sums(acc), w_u8, x_s8)); }
 
   // A table of 16 floats looked up by the low 4 bits of each lane; the bits above them are ignored.
   using Table16 = __m512;

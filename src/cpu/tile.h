@@ -23,40 +23,36 @@ struct FloatTile {
   typename S::F acc[MT][2];
 
   QF_INLINE void clear() {
-#pragma GCC unroll 16
-    for (int m = 0; m < MT; ++m) acc[m][0] = acc[m][1] = S::zero();
+    unrolled<MT>([&](auto m) __attribute__((always_inline)) { acc[m][0] = acc[m][1] = S::zero(); });
   }
   QF_INLINE void add(const float* x, const float* w, int64_t k) {
     for (int64_t i = 0; i < k; ++i, x += MT, w += 2 * S::kLanes) {
       const auto w0 = S::load(w), w1 = S::load(w + S::kLanes);
-#pragma GCC unroll 16
-      for (int m = 0; m < MT; ++m) {
+      unrolled<MT>([&](auto m) __attribute__((always_inline)) {
         const auto broadcast = S::set1(x[m]);
         acc[m][0] = S::fma(broadcast, w0, acc[m][0]);
         acc[m][1] = S::fma(broadcast, w1, acc[m][1]);
-      }
+      });
     }
   }
 };
 
 template <class S, int MT>
 struct IntTile {
-  typename S::I acc[MT][2];
+  typename S::Sums acc[MT][2];
 
   QF_INLINE void clear() {
-#pragma GCC unroll 16
-    for (int m = 0; m < MT; ++m) acc[m][0] = acc[m][1] = S::zero_i();
+    unrolled<MT>([&](auto m) __attribute__((always_inline)) { acc[m][0] = acc[m][1] = typename S::Sums{}; });
   }
   // w is unsigned, x signed.
   QF_INLINE void add(const int32_t* x, const uint32_t* w, int64_t words) {
     for (int64_t i = 0; i < words; ++i, x += MT, w += 2 * S::kLanes) {
       const auto w0 = S::load_i(w), w1 = S::load_i(w + S::kLanes);
-#pragma GCC unroll 16
-      for (int m = 0; m < MT; ++m) {
+      unrolled<MT>([&](auto m) __attribute__((always_inline)) {
         const auto broadcast = S::set1(x[m]);
         acc[m][0] = S::dot4(acc[m][0], w0, broadcast);
         acc[m][1] = S::dot4(acc[m][1], w1, broadcast);
-      }
+      });
     }
   }
 };

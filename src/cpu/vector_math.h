@@ -3,12 +3,23 @@
 // Vector functions over either vector type S: exponential, activation functions, encoding into 8-bit and 4-bit floats.
 #pragma once
 
+#include <utility>
+
 #include "core/dtype.h"
 #include "formats/codes.h"
 
 #define QF_INLINE inline __attribute__((always_inline))
 
 namespace quantfuse {
+
+// Calls body(std::integral_constant<int, K>) for K = 0 .. N - 1. Not a loop: the compiler keeps an array of vectors in
+// registers only if every index into it is a constant before it starts to unroll loops.
+template <int N, class Body>
+QF_INLINE void unrolled(const Body& body) {
+  [&]<int... K>(std::integer_sequence<int, K...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<int, K>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
 
 // e^x within 2 units in the last place: x = i ln 2 + r with |r| <= ln 2 / 2, e^r by a polynomial of degree 6, 2^i by
 // the exponent bits. Below -87.3 the result is 0 to within the smallest normal, above 88.7 infinity-like saturation.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The only place that launches. Checks the launch, names the kernel in the error, and offers programmatic dependent
-// launch: a kernel launched with `overlap_previous` may start while the one before it on the stream is still running,
-// and must execute griddepcontrol.wait before it touches anything that kernel wrote.
+// The only place that launches. Checks the launch, names the kernel in the error, and offers programmatic
+// dependent launch: a kernel launched with `overlap_previous` may start while the one before it on the stream
+// is still running, and must execute griddepcontrol.wait before it touches anything that kernel wrote.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,16 +23,25 @@ struct LaunchShape {
 };
 
 template <class... KernelArgs, class... Args>
-void launch_kernel(const char* name, void (*kernel)(KernelArgs...), const LaunchShape& shape, const Launch& launch,
-                   Args&&... args) {
+void launch_kernel(const char* name, void (*kernel)(KernelArgs...), const LaunchShape& shape,
+                   const Launch& launch, Args&&... args) {
   auto check = [&](cudaError_t e) {
     if (e == cudaSuccess) return;
     cudaGetLastError();  // not sticky: do not let the next call find it
     fail_device(std::string(name) + ": " + cudaGetErrorString(e));
   };
   if (shape.smem_bytes > 48 * 1024) {
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                               cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(shape.smem_bytes)));
+  }
+  // Only code compiled for sm_90 or newer has the wait in it. A newer GPU may be running the PTX of an older
+  // target.
+  bool may_overlap = shape.overlap_previous;
+  if (may_overlap) {
+    cudaFuncAttributes code;
+    check(cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(kernel)));
+    may_overlap = code.ptxVersion >= 90;
   }
   cudaLaunchAttribute overlap;
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -43,7 +52,7 @@ void launch_kernel(const char* name, void (*kernel)(KernelArgs...), const Launch
   config.dynamicSmemBytes = shape.smem_bytes;
   config.stream = static_cast<cudaStream_t>(launch.stream);
   config.attrs = &overlap;
-  config.numAttrs = shape.overlap_previous ? 1 : 0;
+  config.numAttrs = may_overlap ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<KernelArgs>(std::forward<Args>(args))...));
 }
 

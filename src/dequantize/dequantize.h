@@ -2,7 +2,8 @@
 //
 // x[r,c] = (q[r,c] - zero[R,C]) * scale[R,C],   R = r / block.rows, C = c / block.cols or g_idx[c]
 //
-// In float32: the difference is rounded (integer zero points: exact), then the product, then the result to x's type.
+// In float32: the difference is rounded (integer zero points: exact), then the product, then the result to
+// x's type.
 #pragma once
 
 #include "core/expect.h"

@@ -13,6 +13,7 @@ void launch(const Problem& p, const Launch&) { dequantize::dequantize_rows<Avx51
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"dequantize_avx512", Target::avx512, accepts, no_workspace<Problem>, launch};
+extern const Kernel<Problem> entry = {"dequantize_avx512", Target::avx512, accepts, no_workspace<Problem>,
+                                      launch};
 
 }  // namespace quantfuse::dequantize_avx512

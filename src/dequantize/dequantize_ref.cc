@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The formula as written, one number at a time. The oracle of every other dequantize kernel, which match it bit for bit.
+// The formula as written, one number at a time. The oracle of every other dequantize kernel, which match it
+// bit for bit.
 #include "cpu/scalar.h"
 #include "dequantize/dequantize.h"
 
@@ -22,6 +23,7 @@ void launch(const Problem& p, const Launch&) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"dequantize_ref", Target::reference, accepts, no_workspace<Problem>, launch};
+extern const Kernel<Problem> entry = {"dequantize_ref", Target::reference, accepts, no_workspace<Problem>,
+                                      launch};
 
 }  // namespace quantfuse::dequantize_ref

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dequantize over either vector type S: bit for bit what dequantize_ref computes. Rows are independent and divided among
-// the threads. Where a scale covers at least a vector of columns, a row is cut at the blocks and a block's scale fills
-// all lanes. Otherwise (narrow blocks, g_idx) the scales of a piece of a row are first laid out one per column; rows of
-// the same band of blocks share that work.
+// dequantize over either vector type S: bit for bit what dequantize_ref computes. Rows are independent and
+// divided among the threads. Where a scale covers at least a vector of columns, a row is cut at the blocks
+// and a block's scale fills all lanes. Otherwise (narrow blocks, g_idx) the scales of a piece of a row are
+// first laid out one per column; rows of the same band of blocks share that work.
 #pragma once
 
 #include "core/choose.h"
@@ -23,7 +23,8 @@ class RowsDequantizer {
   explicit RowsDequantizer(const Problem& problem) : p_(problem) {}
 
   void run() const {
-    constexpr int64_t kTaskElements = 1 << 15;  // less than this is not worth another thread: about 10 us of work
+    constexpr int64_t kTaskElements =
+        1 << 15;  // less than this is not worth another thread: about 10 us of work
     const bool has_wide_blocks = !p_.g_idx && p_.block.cols >= kLanes;
     parallel_ranges(p_.rows, ceil_div(kTaskElements, p_.cols), [&](int64_t begin, int64_t end) {
       if (has_wide_blocks) {
@@ -63,16 +64,18 @@ class RowsDequantizer {
         ++c;
       }
       const F scales = S::set1(scale), zeros = S::set1(zero);
-      for (; c + kLanes <= end; c += kLanes) S::store(out + c, S::mul(S::sub(decode(codes, c), zeros), scales));
+      for (; c + kLanes <= end; c += kLanes)
+        S::store(out + c, S::mul(S::sub(decode(codes, c), zeros), scales));
       if (c < end) S::store(out + c, S::mul(S::sub(decode(codes, c, end - c), zeros), scales), end - c);
     }
   }
 
   QF_INLINE void rows_by_columns(int64_t begin, int64_t end) const {
-    constexpr int64_t kPiece = 512;  // columns: 4 KB of scales and zero points
+    constexpr int64_t kPiece = 2048;  // columns: 16 KB of scales and zero points, half an L1 cache
     alignas(64) float scales[kPiece] = {}, zeros[kPiece] = {};
     for (int64_t r0 = begin; r0 < end;) {
-      const int64_t band = r0 / p_.block.rows, band_end = (band + 1) * p_.block.rows, r1 = band_end < end ? band_end : end;
+      const int64_t band = r0 / p_.block.rows, band_end = (band + 1) * p_.block.rows,
+                    r1 = band_end < end ? band_end : end;
       for (int64_t c0 = 0; c0 < p_.cols; c0 += kPiece) {
         const int64_t c1 = p_.cols - c0 < kPiece ? p_.cols : c0 + kPiece;
         for (int64_t c = c0; c < c1; ++c) {
@@ -82,7 +85,8 @@ class RowsDequantizer {
         for (int64_t r = r0; r < r1; ++r) {
           for (int64_t c = c0; c < c1; c += kLanes) {
             const F code = decode(q(r), c, c1 - c);
-            S::store(x(r) + c, S::mul(S::sub(code, S::load(zeros + (c - c0))), S::load(scales + (c - c0))), c1 - c);
+            S::store(x(r) + c, S::mul(S::sub(code, S::load(zeros + (c - c0))), S::load(scales + (c - c0))),
+                     c1 - c);
           }
         }
       }

@@ -101,50 +101,42 @@ __attribute__((noinline)) void direct_panels(const FloatCall<S>& c, int64_t pane
   for (int64_t s = 0; s < c.num_segments; ++s) {
     const Segment& segment = c.segments[s];
     F acc[NP][2][MT], zero[NP][2];
-#pragma GCC unroll 16
-    for (int q = 0; q < NP; ++q) {
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        if constexpr (HasZeros) zero[q][v] = S::load(c.p.packed.zeros(panel + q) + (segment.group * 2 + v) * L);
-#pragma GCC unroll 16
-        for (int m = 0; m < MT; ++m) acc[q][v][m] = S::zero();
-      }
-    }
+    unrolled<NP * 2>([&](auto i) __attribute__((always_inline)) {
+      constexpr int q = i / 2, v = i % 2;
+      if constexpr (HasZeros) zero[q][v] = S::load(c.p.packed.zeros(panel + q) + (segment.group * 2 + v) * L);
+      unrolled<MT>([&](auto m) __attribute__((always_inline)) { acc[q][v][m] = S::zero(); });
+    });
     const float* x = c.x + static_cast<int64_t>(segment.begin) * MT;
     const int64_t first = segment.begin / Decoder::kPerWord, last = segment.end / Decoder::kPerWord;
     for (int64_t word = first; word < last; ++word, x += MT * Decoder::kPerWord) {
       typename S::I words[NP][2];
-#pragma GCC unroll 16
-      for (int q = 0; q < NP; ++q) {
+      unrolled<NP>([&](auto q) __attribute__((always_inline)) {
         const uint8_t* at = codes[q] + word * kWordBytes;
         words[q][0] = S::load_i(at);
         words[q][1] = S::load_i(at + 4 * L);
         __builtin_prefetch(at + 2048);
         if constexpr (L == 16) __builtin_prefetch(at + 2048 + 64);
-      }
+      });
       unrolled<Decoder::kPerWord>([&](auto position) __attribute__((always_inline)) {
         constexpr int kPosition = position.value;
-#pragma GCC unroll 16
-        for (int q = 0; q < NP; ++q) {
-#pragma GCC unroll 2
-          for (int v = 0; v < 2; ++v) {
-            F w = decoder.template value<kPosition>(words[q][v]);
-            if constexpr (HasZeros) w = S::sub(w, zero[q][v]);
-#pragma GCC unroll 16
-            for (int m = 0; m < MT; ++m) acc[q][v][m] = S::fma(S::set1(x[kPosition * MT + m]), w, acc[q][v][m]);
-          }
-        }
+        unrolled<NP * 2>([&](auto i) __attribute__((always_inline)) {
+          constexpr int q = i / 2, v = i % 2;
+          F w = decoder.template value<kPosition>(words[q][v]);
+          if constexpr (HasZeros) w = S::sub(w, zero[q][v]);
+          unrolled<MT>([&](auto m) __attribute__((always_inline)) {
+            acc[q][v][m] = S::fma(S::set1(x[kPosition * MT + m]), w, acc[q][v][m]);
+          });
+        });
       });
     }
-    for (int q = 0; q < NP; ++q) {
-      const float* scales = c.p.packed.scales(panel + q) + segment.group * 2 * L;
-      for (int v = 0; v < 2; ++v) {
-        for (int m = 0; m < MT; ++m) {
-          float* total = totals[q][m] + v * L;
-          S::store(total, S::fma(acc[q][v][m], S::load(scales + v * L), S::load(total)));
-        }
-      }
-    }
+    unrolled<NP * 2>([&](auto i) __attribute__((always_inline)) {
+      constexpr int q = i / 2, v = i % 2;
+      const auto scale = S::load(c.p.packed.scales(panel + q) + (segment.group * 2 + v) * L);
+      unrolled<MT>([&](auto m) __attribute__((always_inline)) {
+        float* total = totals[q][m] + v * L;
+        S::store(total, S::fma(acc[q][v][m], scale, S::load(total)));
+      });
+    });
   }
   for (int q = 0; q < NP; ++q) {
     for (int m = 0; m < MT; ++m) finish_row<S>(c.p, c.to, c.to.first_row + m, panel + q, totals[q][m], 1.0f);
@@ -178,11 +170,11 @@ __attribute__((noinline)) void add_float_tile(const float* x, const float* w, in
   tile.clear();
   tile.add(x, w, k);
   const auto scale0 = S::load(scales), scale1 = S::load(scales + S::kLanes);
-#pragma GCC unroll 16
-  for (int m = 0; m < MT; ++m, totals += 2 * S::kLanes) {
-    S::store(totals, S::fma(tile.acc[m][0], scale0, S::load(totals)));
-    S::store(totals + S::kLanes, S::fma(tile.acc[m][1], scale1, S::load(totals + S::kLanes)));
-  }
+  unrolled<MT>([&](auto m) __attribute__((always_inline)) {
+    float* total = totals + m * 2 * S::kLanes;
+    S::store(total, S::fma(tile.acc[m][0], scale0, S::load(total)));
+    S::store(total + S::kLanes, S::fma(tile.acc[m][1], scale1, S::load(total + S::kLanes)));
+  });
 }
 
 template <class S, qf_format Format>
@@ -195,6 +187,7 @@ __attribute__((noinline)) void multiply_staged(const FloatCall<S>& c, int64_t be
 
   for (int64_t row0 = 0; row0 < c.rows; row0 += chunk_rows) {
     const int64_t row1 = row0 + chunk_rows < c.rows ? row0 + chunk_rows : c.rows;
+    const int64_t tiles = ceil_div(row1 - row0, c.tile_rows);
     for (int64_t panel = begin; panel < end; ++panel) {
       const uint8_t* codes = c.p.packed.codes(panel);
       const float* scales = c.p.packed.scales(panel);
@@ -204,7 +197,9 @@ __attribute__((noinline)) void multiply_staged(const FloatCall<S>& c, int64_t be
         const Segment& segment = c.segments[s];
         const int64_t k = segment.end - segment.begin, group = segment.group * 2 * L;
         decode_panel<S, Format>(codes + segment.begin / kPerWord * 8 * L, zeros ? zeros + group : nullptr, k, decoded);
+        NextCodes next(codes + segment.begin / kPerWord * 8 * L, k / kPerWord * 8 * L, tiles);
         for (int64_t row = row0; row < row1; row += c.tile_rows) {
+          next.fetch_share();
           const int64_t rows = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
           const float* x = c.x + row * c.plan.k_padded + segment.begin * rows;
           choose_tile_rows<S>(rows, [&](auto mt) __attribute__((always_inline)) {

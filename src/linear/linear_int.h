@@ -98,24 +98,22 @@ QF_INLINE void prepare_int_row(const IntCall& c, int64_t row, int64_t lane, int6
 
 // totals += scale * (acc - (offset + zero) * sum of x) for one segment. `x_scales` where they differ between groups.
 template <class S, int MT>
-QF_INLINE void flush_int_tile(const IntCall& c, const typename S::I (&acc)[MT][2], int64_t row, int64_t s, int32_t offset,
+QF_INLINE void flush_int_tile(const IntCall& c, const typename S::Sums (&acc)[MT][2], int64_t row, int64_t s, int32_t offset,
                               const float* scales, const float* zeros, float* totals) {
   constexpr int64_t L = S::kLanes;
   const bool has_group_scales = c.has_group_scales();
-#pragma GCC unroll 16
-  for (int m = 0; m < MT; ++m) {
+  unrolled<MT>([&](auto m) __attribute__((always_inline)) {
     const int32_t sum = c.sums[(row + m) * c.plan.max_segments + s];
     const float x_scale = has_group_scales ? c.scales[(row + m) * c.plan.act_groups + c.segments[s].act_group] : 1.0f;
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
+    unrolled<2>([&](auto v) __attribute__((always_inline)) {
       float* total = totals + (m * 2 + v) * L;
-      auto t = S::to_float(S::sub(acc[m][v], S::set1(offset * sum)));
+      auto t = S::to_float(S::sub(S::ints(acc[m][v]), S::set1(offset * sum)));
       if (zeros) t = S::fnma(S::load(zeros + v * L), S::set1(static_cast<float>(sum)), t);
       auto scale = S::load(scales + v * L);
       if (has_group_scales) scale = S::mul(scale, S::set1(x_scale));
       S::store(total, S::fma(t, scale, S::load(total)));
-    }
-  }
+    });
+  });
 }
 
 template <class S, int MT>
@@ -139,16 +137,14 @@ __attribute__((noinline)) void add_nibble_tile(const IntCall& c, const int32_t* 
   for (int64_t i = 0; i < words; ++i, x += 2 * MT, w += 8 * L) {
     __builtin_prefetch(w + 2048);
     if constexpr (L == 16) __builtin_prefetch(w + 2048 + 64);
-#pragma GCC unroll 2
-    for (int v = 0; v < 2; ++v) {
+    unrolled<2>([&](auto v) __attribute__((always_inline)) {
       const auto word = S::load_i(w + 4 * L * v);
       const auto first = S::and_(word, low), second = S::and_(S::template shr<4>(word), low);
-#pragma GCC unroll 16
-      for (int m = 0; m < MT; ++m) {
+      unrolled<MT>([&](auto m) __attribute__((always_inline)) {
         tile.acc[m][v] = S::dot4(tile.acc[m][v], first, S::set1(x[m]));
         tile.acc[m][v] = S::dot4(tile.acc[m][v], second, S::set1(x[MT + m]));
-      }
-    }
+      });
+    });
   }
   flush_int_tile<S, MT>(c, tile.acc, row, s, 8, scales, zeros, totals);
 }
@@ -164,6 +160,7 @@ __attribute__((noinline)) void multiply_int(const IntCall& c, int64_t begin, int
 
   for (int64_t row0 = 0; row0 < c.rows; row0 += chunk_rows) {
     const int64_t row1 = row0 + chunk_rows < c.rows ? row0 + chunk_rows : c.rows;
+    const int64_t tiles = ceil_div(row1 - row0, c.tile_rows);
     for (int64_t panel = begin; panel < end; ++panel) {
       const uint8_t* codes = c.p.packed.codes(panel);
       const float *scales = c.p.packed.scales(panel), *zeros = c.p.packed.zeros(panel);
@@ -178,7 +175,9 @@ __attribute__((noinline)) void multiply_int(const IntCall& c, int64_t begin, int
           spread_nibbles<S>(run, segment.end - segment.begin, spread);
           words = spread;
         }
+        NextCodes next(run, (segment.end - segment.begin) * 2 * L / (is_4bit ? 2 : 1), tiles);
         for (int64_t row = row0; row < row1; row += c.tile_rows) {
+          if (!is_direct) next.fetch_share();
           const int64_t rows = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
           const int32_t* x = c.x + row * (c.plan.k_padded / 4) + segment.begin / 4 * rows;
           float* total = totals + (row - row0) * 2 * L;

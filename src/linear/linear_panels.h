@@ -128,7 +128,7 @@ QF_INLINE const float* input_scales(const Problem& p, int64_t r, float* scales) 
 
 // The epilogue of one row of one panel: totals are sums of 2 * lanes columns, times x_scale.
 template <class S>
-QF_INLINE void finish_row(const Problem& p, const Destination& to, int64_t row, int64_t panel, const float* totals,
+__attribute__((noinline)) void finish_row(const Problem& p, const Destination& to, int64_t row, int64_t panel, const float* totals,
                           float x_scale) {
   constexpr int64_t L = S::kLanes;
   const auto scale = S::set1(x_scale);
@@ -174,6 +174,19 @@ QF_INLINE void finish_batch(const Problem& p, const Destination& to, int64_t row
     for (int64_t r = begin; r < end; ++r) store_output<S>(p.out, to.first_row + r, 0, to.result + r * p.n_out, p.n_out);
   });
 }
+
+// Fetches the codes behind a segment, one share per tile of rows, while the segment is multiplied: it is used so often
+// that the hardware has long stopped to look ahead when the next one is wanted.
+struct NextCodes {
+  const uint8_t* at;
+  int64_t bytes_per_tile;
+
+  QF_INLINE NextCodes(const uint8_t* segment, int64_t bytes, int64_t tiles)
+      : at(segment + bytes), bytes_per_tile(round_up(ceil_div(bytes, tiles), 64)) {}
+  QF_INLINE void fetch_share() {
+    for (const uint8_t* end = at + bytes_per_tile; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
 
 // Rows of a chunk: whole tiles, as many as fit the cache.
 QF_INLINE int64_t chunk_rows_for(int64_t tile_rows, int64_t k_padded, int x_bytes) {

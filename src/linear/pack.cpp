@@ -60,33 +60,44 @@ int64_t row_of_lane(const PackedHeader& h, int64_t panel, int64_t lane) {
   return lane < h.lanes ? column : half + column;
 }
 
-// The code as it is stored: integers moved to be unsigned.
-uint32_t stored_code(const Weight& w, int64_t row, int64_t k) {
-  const auto* codes = reinterpret_cast<const uint8_t*>(w.codes.row_bytes_at(row));
-  switch (w.format) {
-    case QF_INT8: return codes[k] ^ 0x80u;
-    case QF_INT4: return nibble_at(codes, k) ^ 8u;
-    case QF_FP4_E2M1: return nibble_at(codes, k);
-    default: return codes[k];
-  }
+// What turns a word of codes into a stored one: integers are moved to be unsigned.
+uint32_t stored_offset(qf_format f) { return f == QF_INT8 ? 0x80808080u : f == QF_INT4 ? 0x88888888u : 0u; }
+
+// Nibbles 0 to 3 go to the even places, 4 to 7 to the odd ones.
+uint32_t interleave_nibbles(uint32_t v) {
+  auto spread = [](uint32_t x) { return (x & 0xf) | (x & 0xf0) << 4 | (x & 0xf00) << 8 | (x & 0xf000) << 12; };
+  return spread(v & 0xffff) | spread(v >> 16) << 4;
 }
-uint32_t stored_zero_code(qf_format f) { return f == QF_INT8 ? 0x80u : f == QF_INT4 ? 8u : 0u; }
+
+// A word of one row: columns k_map[0 .. per word - 1], padding as code 0.
+uint32_t gather_word(const Weight& w, const uint8_t* row, const int32_t* k_map) {
+  uint32_t bits = 0;
+  if (is_packed_4bit(w.format)) {
+    for (int i = 0; i < 8; ++i) bits |= static_cast<uint32_t>(k_map[i] < 0 ? 0 : nibble_at(row, k_map[i])) << 4 * i;
+    return interleave_nibbles(bits);
+  }
+  for (int i = 0; i < 4; ++i) bits |= static_cast<uint32_t>(k_map[i] < 0 ? 0 : row[k_map[i]]) << 8 * i;
+  return bits;
+}
 
 void pack_panel_codes(const Weight& w, const PackedHeader& h, const ColumnOrder& order, int64_t panel, uint32_t* out) {
   const bool is_4bit = is_packed_4bit(w.format);
-  const int per_word = is_4bit ? 8 : 4;
+  const int64_t per_word = is_4bit ? 8 : 4;
   const int64_t words = h.k_padded / per_word, panel_rows = 2 * h.lanes;
+  const int64_t whole_words = order.is_identity ? w.k / per_word : 0;
+  const uint32_t offset = stored_offset(w.format);
   for (int64_t lane = 0; lane < panel_rows; ++lane) {
     const int64_t row = row_of_lane(h, panel, lane);
+    const auto* codes = row < 0 ? nullptr : reinterpret_cast<const uint8_t*>(w.codes.row_bytes_at(row));
     for (int64_t word = 0; word < words; ++word) {
       uint32_t bits = 0;
-      for (int i = 0; i < per_word; ++i) {
-        const int32_t k = order.k_map[word * per_word + i];
-        const uint32_t code = row < 0 || k < 0 ? stored_zero_code(w.format) : stored_code(w, row, k);
-        const int shift = !is_4bit ? 8 * i : i < 4 ? 8 * i : 8 * (i - 4) + 4;
-        bits |= code << shift;
+      if (codes && word < whole_words) {
+        std::memcpy(&bits, codes + word * 4, 4);
+        if (is_4bit) bits = interleave_nibbles(bits);
+      } else if (codes) {
+        bits = gather_word(w, codes, order.k_map.data() + word * per_word);
       }
-      out[word * panel_rows + lane] = bits;
+      out[word * panel_rows + lane] = bits ^ offset;
     }
   }
 }

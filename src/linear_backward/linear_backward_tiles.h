@@ -19,40 +19,53 @@
 
 namespace quantfuse::linear_backward {
 
-inline constexpr int64_t kMaxStreamRows = 4;  // of dy; beyond it the accumulators cost more than the decoding
-inline constexpr int64_t kStreamSums = 4096;  // accumulators of a stream: 16 KB, half an L1 cache
-inline constexpr int64_t kRowsAtOnce = 4;     // rows of w that a stream adds per load of its accumulators
-inline constexpr int64_t kSliceColumns = 128;  // of a tile's block: a cache line of 4-bit codes
-inline constexpr int64_t kBlockRows = 128;     // of w: a panel of the block takes half an L1 cache
-inline constexpr int64_t kMaxBatch =
-    192;  // rows of dy that share a decoded block: decoding is then 1/20 of the work
-inline constexpr int64_t kMaxScratches = 64;  // threads that can work at a time
+// Rows of dy that are streamed past; with more of them the accumulators cost more than the decoding.
+inline constexpr int64_t kMaxStreamRows = 4;
+// Rows of w that a stream adds per load of its accumulators, and their number: 16 KB, half of an L1 cache.
+inline constexpr int64_t kRowsAtOnce = 4;
+inline constexpr int64_t kStreamSums = 4096;
+// Columns are divided by the cache line of 4-bit codes. A tile's slice has four such units: rows of w lie in different
+// pages, and with one unit per row the misses of the TLB took longer than the decoding itself.
+inline constexpr int64_t kUnitColumns = 128;
+inline constexpr int64_t kMaxSliceUnits = 4;
+// Rows of a decoded block. A panel of it takes 8 KB and stays in an L1 cache while the tiles of dy go by.
+inline constexpr int64_t kBlockRows = 64;
+// Rows of dy that share a decoded block: decoding is then a twentieth of the work.
+inline constexpr int64_t kMaxBatch = 192;
+inline constexpr int64_t kMaxThreads = 64;
 
-// The workspace: dy of one batch, rearranged for the tiles, then a scratch for each thread.
+// The workspace: dy of one batch, rearranged for the tiles, then what the threads need for the columns in their hands.
+// Its size does not depend on the number of threads, which may change between the query and the call.
 template <class S>
 struct Plan {
-  int64_t batch;    // rows of dy at a time
-  int64_t columns;  // of w, that a thread works on at a time
-  int64_t num_scratches;
-  int64_t packed_dy;  // floats, each a multiple of 16
-  int64_t block, sums, groups, converted;
+  bool is_stream;
+  int64_t batch;  // rows of dy at a time
+  int64_t units;  // of columns
+  int64_t max_threads;
+  int64_t packed_dy, block, sums, groups, converted;  // floats, each a multiple of 16
 
   QF_INLINE explicit Plan(const Problem& p) {
-    const bool is_stream = p.m <= kMaxStreamRows;
-    batch = is_stream ? p.m : round_up(ceil_div(p.m, ceil_div(p.m, kMaxBatch)), kMaxTileRows<S>);
-    columns = is_stream ? kStreamSums / (p.m == 3 ? 4 : p.m) : kSliceColumns;
-    const int64_t slices = ceil_div(p.k, kSliceColumns);
-    const int64_t parts = is_stream ? slices : slices * ceil_div(batch, kMaxTileRows<S>);
-    num_scratches = parts < kMaxScratches ? parts : kMaxScratches;
+    is_stream = p.m <= kMaxStreamRows;
+    batch =
+        is_stream ? (p.m == 3 ? 4 : p.m) : round_up(ceil_div(p.m, ceil_div(p.m, kMaxBatch)), kMaxTileRows<S>);
+    units = ceil_div(p.k, kUnitColumns);
+    const int64_t parts = is_stream ? units : units * ceil_div(batch, kMaxTileRows<S>);
+    max_threads = parts < kMaxThreads ? parts : kMaxThreads;
+    const int64_t columns = kUnitColumns * (is_stream             ? units + max_threads
+                                            : units > max_threads ? units
+                                                                  : max_threads);
     packed_dy = is_stream ? 0 : round_up(batch * p.n, 16);
-    block = is_stream ? 0 : kBlockRows * kSliceColumns;
-    sums = is_stream ? kStreamSums : batch * kSliceColumns;
-    groups = round_up(columns / kPanelColumns<S> * (kPanelColumns<S> + 1), 16);
-    converted = round_up((is_stream ? kRowsAtOnce : 1) * 2 * max_groups<S>(p.weight, columns), 16);
+    block = is_stream ? 0 : columns * kBlockRows;
+    sums = columns * batch;
+    groups = columns / kPanelColumns<S> * (kPanelColumns<S> + 1);
+    converted =
+        max_threads * converted_of_thread(p, is_stream ? kStreamSums / batch : kMaxSliceUnits * kUnitColumns);
   }
 
-  QF_INLINE int64_t scratch() const { return block + sums + groups + converted; }
-  QF_INLINE int64_t bytes() const { return 4 * (packed_dy + num_scratches * scratch()); }
+  QF_INLINE int64_t bytes() const { return 4 * (packed_dy + block + sums + groups + converted); }
+  QF_INLINE int64_t converted_of_thread(const Problem& p, int64_t columns) const {
+    return round_up((is_stream ? kRowsAtOnce : 1) * 2 * max_groups<S>(p.weight, columns), 16);
+  }
 };
 
 struct Scratch {
@@ -62,12 +75,18 @@ struct Scratch {
   float* converted;
 };
 
+// The scratch of a thread that holds at most `columns` columns at a time.
 template <class S>
-QF_INLINE Scratch scratch_at(const Plan<S>& plan, void* workspace, int64_t index) {
-  float* base = static_cast<float*>(workspace) + plan.packed_dy + index * plan.scratch();
-  float* sums = base + plan.block;
+QF_INLINE Scratch scratch_at(const Problem& p, const Plan<S>& plan, void* workspace, int64_t thread,
+                             int64_t columns) {
+  float* blocks = static_cast<float*>(workspace) + plan.packed_dy;
+  float* sums = blocks + plan.block;
   float* groups = sums + plan.sums;
-  return {base, sums, reinterpret_cast<int32_t*>(groups), groups + plan.groups};
+  float* converted = groups + plan.groups;
+  int32_t* groups_of_thread =
+      reinterpret_cast<int32_t*>(groups) + thread * (columns / kPanelColumns<S> * (kPanelColumns<S> + 1));
+  return {blocks + thread * columns * kBlockRows, sums + thread * columns * plan.batch, groups_of_thread,
+          converted + thread * plan.converted_of_thread(p, columns)};
 }
 
 // Two vectors of finished sums --> the columns of dx.
@@ -82,9 +101,10 @@ QF_INLINE void store_panel(const Problem& p, int64_t row, int64_t col, int64_t c
 
 template <class S, qf_format Format, int M, int Rows>
 QF_INLINE void add_rows(const WeightColumns<S, Format>& w, const WeightRow* rows, const float* dy,
-                        float* sums) {
+                        float* all_sums) {
   constexpr int64_t kLanes = S::kLanes;
-  for (int64_t panel = 0; panel < w.num_panels(); ++panel, sums += 2 * M * kLanes) {
+  w.each_panel([&](int64_t panel, auto is_whole) __attribute__((always_inline)) {
+    float* sums = all_sums + panel * 2 * M * kLanes;
     typename S::F acc[M][2];
     for (int m = 0; m < M; ++m) {
       acc[m][0] = S::load(sums + 2 * m * kLanes), acc[m][1] = S::load(sums + (2 * m + 1) * kLanes);
@@ -92,7 +112,7 @@ QF_INLINE void add_rows(const WeightColumns<S, Format>& w, const WeightRow* rows
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
       typename S::F w0, w1;
-      w.decode(rows[r], panel, w0, w1);
+      w.decode(rows[r], panel, is_whole, w0, w1);
       for (int m = 0; m < M; ++m) {
         const auto factor = S::set1(dy[m * kBlockRows + r]);
         acc[m][0] = S::fma(factor, w0, acc[m][0]), acc[m][1] = S::fma(factor, w1, acc[m][1]);
@@ -101,7 +121,7 @@ QF_INLINE void add_rows(const WeightColumns<S, Format>& w, const WeightRow* rows
     for (int m = 0; m < M; ++m) {
       S::store(sums + 2 * m * kLanes, acc[m][0]), S::store(sums + (2 * m + 1) * kLanes, acc[m][1]);
     }
-  }
+  });
 }
 
 // dy[m][n .. n + count) as floats, M rows of kBlockRows, zero where there is no row.
@@ -149,15 +169,19 @@ void stream_columns(const Problem& p, int64_t begin, int64_t end, const Scratch&
 
 template <class S, qf_format Format, int M>
 void stream(const Problem& p, const Plan<S>& plan, void* workspace) {
-  const int64_t slices = ceil_div(p.k, kSliceColumns);
   // Below some 32k numbers of w a thread is done before another one has woken up.
-  const int64_t numbers = (p.n + 1) * kSliceColumns * ceil_div(slices, plan.num_scratches);
-  parallel_ranges(plan.num_scratches, ceil_div(32768, numbers), [&](int64_t first, int64_t last) {
-    const Scratch scratch = scratch_at(plan, workspace, first);
-    int64_t end = slices * last / plan.num_scratches * kSliceColumns;
+  const int64_t grain = ceil_div(32768, (p.n + 1) * kUnitColumns);
+  int64_t threads = ceil_div(plan.units, grain);
+  if (threads > num_threads()) threads = num_threads();
+  if (threads > plan.max_threads) threads = plan.max_threads;
+  int64_t columns = ceil_div(plan.units, threads) * kUnitColumns;
+  if (columns > kStreamSums / M) columns = kStreamSums / M;
+  parallel_ranges(threads, 1, [&](int64_t first, int64_t last) {
+    const Scratch scratch = scratch_at(p, plan, workspace, first, columns);
+    int64_t end = plan.units * last / threads * kUnitColumns;
     if (end > p.k) end = p.k;
-    for (int64_t col = slices * first / plan.num_scratches * kSliceColumns; col < end; col += plan.columns) {
-      stream_columns<S, Format, M>(p, col, end - col < plan.columns ? end : col + plan.columns, scratch);
+    for (int64_t col = plan.units * first / threads * kUnitColumns; col < end; col += columns) {
+      stream_columns<S, Format, M>(p, col, end - col < columns ? end : col + columns, scratch);
     }
   });
 }
@@ -206,12 +230,12 @@ QF_INLINE void decode_block(WeightColumns<S, Format>& w, int64_t n0, int64_t cou
   for (int64_t r = 0; r < count; ++r) {
     w.prefetch(n0 + r + kAhead);
     const WeightRow row = w.row(n0 + r);
-    for (int64_t panel = 0; panel < w.num_panels(); ++panel) {
+    w.each_panel([&](int64_t panel, auto is_whole) __attribute__((always_inline)) {
       typename S::F w0, w1;
-      w.decode(row, panel, w0, w1);
+      w.decode(row, panel, is_whole, w0, w1);
       float* out = block + (panel * count + r) * 2 * S::kLanes;
       S::store(out, w0), S::store(out + S::kLanes, w1);
-    }
+    });
   }
 }
 
@@ -270,19 +294,21 @@ void multiply(const Problem& p, const Plan<S>& plan, void* workspace) {
       for (int64_t tile = first; tile < last; ++tile) pack_tile<S>(p, batch, tile);
     });
 
-    // Rows are divided too where there are fewer slices than threads, at the price of decoding a slice more than once.
-    const int64_t slices = ceil_div(p.k, kSliceColumns);
-    int64_t splits = ceil_div(num_threads(), slices);
+    // Rows are divided too where there are fewer units than threads, at the price of decoding a slice more than once.
+    const int64_t threads = num_threads() < plan.max_threads ? num_threads() : plan.max_threads;
+    int64_t slice_units = plan.units / threads;
+    slice_units = slice_units < 1 ? 1 : slice_units > kMaxSliceUnits ? kMaxSliceUnits : slice_units;
+    const int64_t columns = slice_units * kUnitColumns, slices = ceil_div(plan.units, slice_units);
+    int64_t splits = ceil_div(threads, slices);
     if (splits > batch.num_tiles) splits = batch.num_tiles;
     const int64_t parts = slices * splits;
-    const int64_t ranges = parts < plan.num_scratches ? parts : plan.num_scratches;
-    parallel_ranges(ranges, 1, [&](int64_t first, int64_t last) {
-      const Scratch scratch = scratch_at(plan, workspace, first);
-      for (int64_t part = parts * first / ranges; part < parts * last / ranges; ++part) {
-        const int64_t begin = part / splits * kSliceColumns, split = part % splits;
-        const int64_t end = p.k - begin < kSliceColumns ? p.k : begin + kSliceColumns;
+    parallel_ranges(threads, 1, [&](int64_t first, int64_t last) {
+      const Scratch scratch = scratch_at(p, plan, workspace, first, columns);
+      for (int64_t part = parts * first / threads; part < parts * last / threads; ++part) {
+        const int64_t begin = part / splits * columns, split = part % splits;
         multiply_slice<S, Format>(p, batch, batch.num_tiles * split / splits,
-                                  batch.num_tiles * (split + 1) / splits, begin, end, scratch);
+                                  batch.num_tiles * (split + 1) / splits, begin,
+                                  p.k - begin < columns ? p.k : begin + columns, scratch);
       }
     });
   }

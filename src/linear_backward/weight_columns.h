@@ -7,6 +7,8 @@
 // vector of bytes are. unpack_panel() brings results back into order.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/vector_math.h"
 #include "linear/weight.h"
 
@@ -53,35 +55,45 @@ class WeightColumns {
 
   // Row n. Rows with different `slot` may be held at the same time.
   QF_INLINE WeightRow row(int64_t n, int slot = 0) {
-    const int64_t band = n / w_.block.rows * w_.num_groups + first_group_;
     float* scales = converted_ + 2 * slot * num_groups_;
     float* zeros = scales + num_groups_;
     WeightRow r = {codes(n), scales, w_.zero ? zeros : nullptr};
-    const bool has_float_scales = w_.scale.dtype == DType::f32, has_float_zeros = w_.zero.dtype == DType::f32;
-    if (has_float_scales) {
-      r.scales = static_cast<const float*>(w_.scale.data) + band;
+    if (w_.scale.dtype == DType::f32) {
+      r.scales = static_cast<const float*>(group_at(w_.scale, n));
     } else {
-      for (int64_t g = 0; g < num_groups_; ++g) {
-        scales[g] = E8m0::decode(static_cast<const uint8_t*>(w_.scale.data)[band + g]);
-      }
+      const auto* exponents = static_cast<const uint8_t*>(group_at(w_.scale, n));
+      for (int64_t g = 0; g < num_groups_; ++g) scales[g] = E8m0::decode(exponents[g]);
     }
-    if (w_.zero && has_float_zeros) {
-      r.zeros = static_cast<const float*>(w_.zero.data) + band;
+    if (w_.zero && w_.zero.dtype == DType::f32) {
+      r.zeros = static_cast<const float*>(group_at(w_.zero, n));
     } else if (w_.zero) {
-      for (int64_t g = 0; g < num_groups_; ++g) zeros[g] = static_cast<const int8_t*>(w_.zero.data)[band + g];
+      const auto* integers = static_cast<const int8_t*>(group_at(w_.zero, n));
+      for (int64_t g = 0; g < num_groups_; ++g) zeros[g] = integers[g];
     }
     return r;
   }
 
+  // Calls the lines of row n that decode() will read into the cache.
   QF_INLINE void prefetch(int64_t n) const {
     if (n >= w_.n) return;
-    for (int64_t byte = 0; byte < row_bytes(Format, columns_); byte += 64)
-      __builtin_prefetch(codes(n) + byte);
+    prefetch_lines(codes(n), row_bytes(Format, columns_));
+    prefetch_lines(group_at(w_.scale, n), num_groups_ * dtype_bytes(w_.scale.dtype));
+    if (w_.zero) prefetch_lines(group_at(w_.zero, n), num_groups_ * dtype_bytes(w_.zero.dtype));
+  }
+
+  // Calls body(panel, is_whole) for every panel; is_whole is a type, so that only the last panel can pay for its edge.
+  template <class Body>
+  QF_INLINE void each_panel(const Body& body) const {
+    const int64_t num_whole = columns_ / kPanel;
+    for (int64_t panel = 0; panel < num_whole; ++panel) body(panel, std::true_type{});
+    if (num_whole < num_panels()) body(num_whole, std::false_type{});
   }
 
   // w0 and w1: the two vectors of a panel of the row.
-  QF_INLINE void decode(const WeightRow& row, int64_t panel, typename S::F& w0, typename S::F& w1) const {
-    decode_codes(row.codes + row_bytes(Format, panel * kPanel), panel_columns(panel), w0, w1);
+  template <bool kIsWhole>
+  QF_INLINE void decode(const WeightRow& row, int64_t panel, std::bool_constant<kIsWhole>, typename S::F& w0,
+                        typename S::F& w1) const {
+    decode_codes<kIsWhole>(row.codes + row_bytes(Format, panel * kPanel), panel_columns(panel), w0, w1);
     if (const int32_t group = panel_groups_[panel]; group != kSeveral) {
       if (row.zeros) {
         const auto zero = S::set1(row.zeros[group]);
@@ -115,6 +127,14 @@ class WeightColumns {
     return reinterpret_cast<const uint8_t*>(w_.codes.row_bytes_at(n)) + row_bytes(Format, begin_);
   }
 
+  // The first group of the range in row n of the scales or the zero points.
+  QF_INLINE const void* group_at(const Matrix& values, int64_t n) const {
+    return values.row_bytes_at(n / w_.block.rows) + first_group_ * dtype_bytes(values.dtype);
+  }
+  QF_INLINE static void prefetch_lines(const void* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i);
+  }
+
   // Groups are counted from the first of the range; lanes beyond the last column take its group.
   QF_INLINE void lay_out_groups(int64_t panel) {
     int32_t* groups = lane_groups_ + panel * kPanel;
@@ -132,18 +152,19 @@ class WeightColumns {
                                 first_group_);
   }
 
+  // n codes, all of a panel or less.
+  template <bool kIsWhole>
   QF_INLINE void decode_codes(const uint8_t* p, int64_t n, typename S::F& w0, typename S::F& w1) const {
-    const bool is_whole = n == kPanel;
     if constexpr (kIs4Bit) {
-      const auto bytes = is_whole ? S::load_u8(p) : S::load_u8(p, (n + 1) / 2);
+      const auto bytes = kIsWhole ? S::load_u8(p) : S::load_u8(p, (n + 1) / 2);
       w0 = S::lookup(table_, bytes);
       w1 = S::lookup(table_, S::template shr<4>(bytes));
     } else if constexpr (Format == QF_INT8) {
-      w0 = S::to_float(is_whole ? S::load_i8(p) : S::load_i8(p, n));
-      w1 = S::to_float(is_whole ? S::load_i8(p + S::kLanes) : S::load_i8(p + S::kLanes, n - S::kLanes));
+      w0 = S::to_float(kIsWhole ? S::load_i8(p) : S::load_i8(p, n));
+      w1 = S::to_float(kIsWhole ? S::load_i8(p + S::kLanes) : S::load_i8(p + S::kLanes, n - S::kLanes));
     } else {
-      w0 = decode_fp8<S, Format>(is_whole ? S::load_u8(p) : S::load_u8(p, n));
-      w1 = decode_fp8<S, Format>(is_whole ? S::load_u8(p + S::kLanes)
+      w0 = decode_fp8<S, Format>(kIsWhole ? S::load_u8(p) : S::load_u8(p, n));
+      w1 = decode_fp8<S, Format>(kIsWhole ? S::load_u8(p + S::kLanes)
                                           : S::load_u8(p + S::kLanes, n - S::kLanes));
     }
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The binding: each exported function reads its arguments by position into an args struct and makes the C call. What a
-// Python caller sees (names, defaults, allocation of outputs) is in python/quantfuse; the order of arguments here and
-// there is that of the struct's fields, after `kernel` and `strict` of qf_call.
+// The binding: each exported function reads its arguments by position into an args struct and makes the C
+// call. What a Python caller sees (names, defaults, allocation of outputs) is in python/quantfuse; the order
+// of arguments here and there is that of the struct's fields, after `kernel` and `strict` of qf_call.
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
@@ -23,9 +23,11 @@ namespace ffi = tvm::ffi;
 // A DLTensor* is passed on as a qf_tensor*.
 static_assert(sizeof(qf_tensor) == sizeof(DLTensor) && alignof(qf_tensor) == alignof(DLTensor));
 static_assert(offsetof(qf_tensor, data) == offsetof(DLTensor, data));
-static_assert(offsetof(qf_tensor, device) == offsetof(DLTensor, device) && sizeof(qf_device) == sizeof(DLDevice));
+static_assert(offsetof(qf_tensor, device) == offsetof(DLTensor, device) &&
+              sizeof(qf_device) == sizeof(DLDevice));
 static_assert(offsetof(qf_tensor, ndim) == offsetof(DLTensor, ndim));
-static_assert(offsetof(qf_tensor, dtype) == offsetof(DLTensor, dtype) && sizeof(qf_dtype) == sizeof(DLDataType));
+static_assert(offsetof(qf_tensor, dtype) == offsetof(DLTensor, dtype) &&
+              sizeof(qf_dtype) == sizeof(DLDataType));
 static_assert(offsetof(qf_tensor, shape) == offsetof(DLTensor, shape));
 static_assert(offsetof(qf_tensor, strides) == offsetof(DLTensor, strides));
 static_assert(offsetof(qf_tensor, byte_offset) == offsetof(DLTensor, byte_offset));
@@ -170,8 +172,9 @@ class CpuWorkspace {
   uint64_t bytes_ = 0;
 };
 
-// One per device and stream, whose order makes sharing it safe; from the framework's own allocator. What it outgrows is
-// kept, because a captured CUDA graph may hold its address; it doubles, so that all of it is less than twice the largest.
+// One per device and stream, whose order makes sharing it safe; from the framework's own allocator. What it
+// outgrows is kept, because a captured CUDA graph may hold its address; it doubles, so that all of it is less
+// than twice the largest.
 class CudaWorkspaces {
  public:
   Buffer get(DLDevice device, void* stream) {
@@ -184,12 +187,15 @@ class CudaWorkspaces {
     auto& tensors = tensors_[{device.device_id, stream}];
     const uint64_t doubled = tensors.empty() ? 0 : 2 * buffer_of(tensors.back()).bytes;
     const int64_t bytes = static_cast<int64_t>(needed > doubled ? needed : doubled);
-    tensors.push_back(ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ffi::ShapeView(&bytes, 1), {kDLUInt, 8, 1}, device));
+    tensors.push_back(
+        ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ffi::ShapeView(&bytes, 1), {kDLUInt, 8, 1}, device));
     return buffer_of(tensors.back());
   }
 
  private:
-  static Buffer buffer_of(const ffi::Tensor& t) { return {t.data_ptr(), static_cast<uint64_t>(t.shape()[0])}; }
+  static Buffer buffer_of(const ffi::Tensor& t) {
+    return {t.data_ptr(), static_cast<uint64_t>(t.shape()[0])};
+  }
   std::mutex mutex_;
   std::map<std::pair<int32_t, void*>, std::vector<ffi::Tensor>> tensors_;
 };
@@ -228,8 +234,8 @@ void run(const Operation<Args>& op, Reader in) {
   const auto use = [&call](Buffer b) { call.workspace = b.data, call.workspace_bytes = b.bytes; };
   use(is_cpu ? cpu_workspace().get() : cuda_workspaces().get(device, call.stream));
 
-  // The workspace at hand is nearly always enough, so it is tried before anyone asks what is needed: a call that fails
-  // its checks has written nothing.
+  // The workspace at hand is nearly always enough, so it is tried before anyone asks what is needed: a call
+  // that fails its checks has written nothing.
   qf_status status = op.run(&args, &call);
   if (status == QF_BAD_ARGUMENT) {
     uint64_t needed = 0;
@@ -271,63 +277,61 @@ void read_out_quantization(Reader& in, Args& a) {
   a.out_scale = in.tensor();
 }
 
-const Operation<qf_quantize_args> quantize_op = {
-    [](Reader& in, qf_quantize_args& a) {
-      a.x = in.tensor();
-      a.format = in.choice<qf_format>();
-      a.block = in.block();
-      a.scale_mode = in.choice<qf_scale_mode>();
-      a.q = in.tensor();
-      a.scale = in.tensor();
-      a.zero = in.tensor();
-      a.row_sums = in.tensor();
-    },
-    qf_quantize, qf_quantize_workspace, qf_quantize_explain};
+const Operation<qf_quantize_args> quantize_op = {[](Reader& in, qf_quantize_args& a) {
+                                                   a.x = in.tensor();
+                                                   a.format = in.choice<qf_format>();
+                                                   a.block = in.block();
+                                                   a.scale_mode = in.choice<qf_scale_mode>();
+                                                   a.q = in.tensor();
+                                                   a.scale = in.tensor();
+                                                   a.zero = in.tensor();
+                                                   a.row_sums = in.tensor();
+                                                 },
+                                                 qf_quantize, qf_quantize_workspace, qf_quantize_explain};
 
-const Operation<qf_dequantize_args> dequantize_op = {
-    [](Reader& in, qf_dequantize_args& a) {
-      a.q = in.tensor();
-      a.format = in.choice<qf_format>();
-      a.block = in.block();
-      a.scale = in.tensor();
-      a.zero = in.tensor();
-      a.g_idx = in.tensor();
-      a.x = in.tensor();
-    },
-    qf_dequantize, qf_dequantize_workspace, qf_dequantize_explain};
+const Operation<qf_dequantize_args> dequantize_op = {[](Reader& in, qf_dequantize_args& a) {
+                                                       a.q = in.tensor();
+                                                       a.format = in.choice<qf_format>();
+                                                       a.block = in.block();
+                                                       a.scale = in.tensor();
+                                                       a.zero = in.tensor();
+                                                       a.g_idx = in.tensor();
+                                                       a.x = in.tensor();
+                                                     },
+                                                     qf_dequantize, qf_dequantize_workspace,
+                                                     qf_dequantize_explain};
 
-const Operation<qf_scaled_mm_args> scaled_mm_op = {
-    [](Reader& in, qf_scaled_mm_args& a) {
-      a.a = in.tensor();
-      a.b = in.tensor();
-      a.c = in.tensor();
-      a.a_format = in.choice<qf_format>();
-      a.b_format = in.choice<qf_format>();
-      a.b_order = in.choice<qf_order>();
-      a.k = in.integer();
-      a.a_scale = in.tensor();
-      a.b_scale = in.tensor();
-      a.a_block = in.block();
-      a.b_block = in.block();
-      a.a_zero = in.tensor();
-      a.b_zero = in.tensor();
-      a.bias = in.tensor();
-    },
-    qf_scaled_mm, qf_scaled_mm_workspace, qf_scaled_mm_explain};
+const Operation<qf_scaled_mm_args> scaled_mm_op = {[](Reader& in, qf_scaled_mm_args& a) {
+                                                     a.a = in.tensor();
+                                                     a.b = in.tensor();
+                                                     a.c = in.tensor();
+                                                     a.a_format = in.choice<qf_format>();
+                                                     a.b_format = in.choice<qf_format>();
+                                                     a.b_order = in.choice<qf_order>();
+                                                     a.k = in.integer();
+                                                     a.a_scale = in.tensor();
+                                                     a.b_scale = in.tensor();
+                                                     a.a_block = in.block();
+                                                     a.b_block = in.block();
+                                                     a.a_zero = in.tensor();
+                                                     a.b_zero = in.tensor();
+                                                     a.bias = in.tensor();
+                                                   },
+                                                   qf_scaled_mm, qf_scaled_mm_workspace,
+                                                   qf_scaled_mm_explain};
 
-const Operation<qf_linear_args> linear_op = {
-    [](Reader& in, qf_linear_args& a) {
-      a.x = in.tensor();
-      a.x_scale = in.tensor();
-      a.act_format = in.choice<qf_format>();
-      a.act_group = in.integer();
-      a.weight = in.weight();
-      a.bias = in.tensor();
-      a.activation = in.choice<qf_activation>();
-      a.residual = in.tensor();
-      read_out_quantization(in, a);
-    },
-    qf_linear, qf_linear_workspace, qf_linear_explain};
+const Operation<qf_linear_args> linear_op = {[](Reader& in, qf_linear_args& a) {
+                                               a.x = in.tensor();
+                                               a.x_scale = in.tensor();
+                                               a.act_format = in.choice<qf_format>();
+                                               a.act_group = in.integer();
+                                               a.weight = in.weight();
+                                               a.bias = in.tensor();
+                                               a.activation = in.choice<qf_activation>();
+                                               a.residual = in.tensor();
+                                               read_out_quantization(in, a);
+                                             },
+                                             qf_linear, qf_linear_workspace, qf_linear_explain};
 
 const Operation<qf_linear_backward_args> linear_backward_op = {
     [](Reader& in, qf_linear_backward_args& a) {
@@ -337,23 +341,22 @@ const Operation<qf_linear_backward_args> linear_backward_op = {
     },
     qf_linear_backward, qf_linear_backward_workspace, qf_linear_backward_explain};
 
-const Operation<qf_rms_norm_args> rms_norm_op = {
-    [](Reader& in, qf_rms_norm_args& a) {
-      a.x = in.tensor();
-      a.residual = in.tensor();
-      a.gain = in.tensor();
-      a.eps = in.real();
-      read_out_quantization(in, a);
-    },
-    qf_rms_norm, qf_rms_norm_workspace, qf_rms_norm_explain};
+const Operation<qf_rms_norm_args> rms_norm_op = {[](Reader& in, qf_rms_norm_args& a) {
+                                                   a.x = in.tensor();
+                                                   a.residual = in.tensor();
+                                                   a.gain = in.tensor();
+                                                   a.eps = in.real();
+                                                   read_out_quantization(in, a);
+                                                 },
+                                                 qf_rms_norm, qf_rms_norm_workspace, qf_rms_norm_explain};
 
-const Operation<qf_gated_act_args> gated_act_op = {
-    [](Reader& in, qf_gated_act_args& a) {
-      a.x = in.tensor();
-      a.activation = in.choice<qf_activation>();
-      read_out_quantization(in, a);
-    },
-    qf_gated_act, qf_gated_act_workspace, qf_gated_act_explain};
+const Operation<qf_gated_act_args> gated_act_op = {[](Reader& in, qf_gated_act_args& a) {
+                                                     a.x = in.tensor();
+                                                     a.activation = in.choice<qf_activation>();
+                                                     read_out_quantization(in, a);
+                                                   },
+                                                   qf_gated_act, qf_gated_act_workspace,
+                                                   qf_gated_act_explain};
 
 // ---- Weights and tensors ----
 
@@ -375,7 +378,8 @@ void weight_pack(Reader in) {
   check(qf_weight_pack(&weight, &call));
 }
 
-// The same memory under another element type of the same size: NumPy cannot say bfloat16 or FP8 through DLPack.
+// The same memory under another element type of the same size: NumPy cannot say bfloat16 or FP8 through
+// DLPack.
 ffi::Tensor with_dtype(const ffi::Tensor& source, int64_t code) {
   struct Alias {
     ffi::Tensor source;
@@ -393,16 +397,17 @@ ffi::Tensor with_dtype(const ffi::Tensor& source, int64_t code) {
 
 // ---- Exports ----
 
-#define QF_EXPORT(name, expression)                                                                                \
-  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* out) { \
-    TVM_FFI_SAFE_CALL_BEGIN();                                                                                     \
-    [[maybe_unused]] Reader in(args, count);                                                                       \
-    [[maybe_unused]] ffi::Any& result = *reinterpret_cast<ffi::Any*>(out);                                         \
-    expression;                                                                                                    \
-    TVM_FFI_SAFE_CALL_END();                                                                                       \
+#define QF_EXPORT(name, expression)                                                               \
+  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t count, \
+                                                     TVMFFIAny* out) {                            \
+    TVM_FFI_SAFE_CALL_BEGIN();                                                                    \
+    [[maybe_unused]] Reader in(args, count);                                                      \
+    [[maybe_unused]] ffi::Any& result = *reinterpret_cast<ffi::Any*>(out);                        \
+    expression;                                                                                   \
+    TVM_FFI_SAFE_CALL_END();                                                                      \
   }
 
-#define QF_EXPORT_OPERATION(name)      \
+#define QF_EXPORT_OPERATION(name)     \
   QF_EXPORT(name, run(name##_op, in)) \
   QF_EXPORT(name##_explain, result = explain(name##_op, in))
 

@@ -21,7 +21,8 @@ Problem Op::parse(const Args& a, Arguments& arg) {
 
   Dim code_cols{"code bytes", row_bytes(p.format, p.cols)};
   p.q = arg.expect("q", a.q).shape(rows, code_cols).codes(p.format).matrix();
-  p.scale = expect_scale(arg, "scale", a.scale, p.block, p.rows, p.cols, {DType::f32, DType::e8m0, DType::u8});
+  p.scale =
+      expect_scale(arg, "scale", a.scale, p.block, p.rows, p.cols, {DType::f32, DType::e8m0, DType::u8});
   if (p.is_static()) check_scale_values(arg, "scale", p.scale);
 
   if (a.zero) {
@@ -32,7 +33,8 @@ Problem Op::parse(const Args& a, Arguments& arg) {
   if (a.row_sums) {
     arg.require(is_integer(p.format), "row_sums is given, and only integer codes are summed");
     Dim col_blocks{"column blocks", p.scale.cols};
-    p.row_sums = arg.expect("row_sums", a.row_sums).shape_squeezed(rows, col_blocks).dtype({DType::i32}).compact();
+    p.row_sums =
+        arg.expect("row_sums", a.row_sums).shape_squeezed(rows, col_blocks).dtype({DType::i32}).compact();
     arg.writes("row_sums");
   }
   arg.writes("q");

@@ -19,7 +19,7 @@ struct Problem {
   Matrix row_sums;  // [rows, col blocks] i32; absent: not wanted
   qf_format format;
   qf_scale_mode mode;
-  qf_block block;   // whole dimensions resolved: never 0 where the matrix is not empty
+  qf_block block;  // whole dimensions resolved: never 0 where the matrix is not empty
   int64_t rows, cols;
   qf_device device;
 

@@ -13,6 +13,7 @@ void launch(const Problem& p, const Launch&) { quantize::quantize_rows<Avx512>(p
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"quantize_avx512", Target::avx512, accepts, no_workspace<Problem>, launch};
+extern const Kernel<Problem> entry = {"quantize_avx512", Target::avx512, accepts, no_workspace<Problem>,
+                                      launch};
 
 }  // namespace quantfuse::quantize_avx512

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The formula as written, one block at a time. The oracle of every other quantize kernel, which match it bit for bit
-// (under the MSE search: whose choice is as good as its own).
+// The formula as written, one block at a time. The oracle of every other quantize kernel, which match it bit
+// for bit (under the MSE search: whose choice is as good as its own).
 #include <algorithm>
 
 #include "cpu/scalar.h"
@@ -94,6 +94,7 @@ void launch(const Problem& p, const Launch&) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"quantize_ref", Target::reference, accepts, no_workspace<Problem>, launch};
+extern const Kernel<Problem> entry = {"quantize_ref", Target::reference, accepts, no_workspace<Problem>,
+                                      launch};
 
 }  // namespace quantfuse::quantize_ref

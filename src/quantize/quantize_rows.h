@@ -2,14 +2,14 @@
 //
 // quantize over either vector type S: bit for bit what quantize_ref computes. For every block shape:
 //
-//   a block     is a rectangle of numbers. Its rows are read twice, for the range and for the codes; the second time they
-//               come from a cache, unless the block is larger than one.
-//   the work    is cut into bands of block.rows rows. Where there are few bands it is cut along the columns as well, and
-//               where there are few blocks, big ones (per tensor), each block is cut into slices that all threads share.
-//   columns     of one number each (a scale per column) lie across the lanes of a vector, which walks down the rows.
+//   a block    is a rectangle of numbers. Its rows are read twice, for the range and for the codes; the
+//              second time they come from a cache, unless the block is larger than one.
+//   the work   is cut into bands of block.rows rows. Where there are few bands it is cut along the columns as
+//              well, and where there are few blocks, big ones (per tensor), all threads share each of them.
+//   columns    of one number each (a scale per column) lie across the lanes of a vector, which walks down.
 //
-// The MSE search adds up squared errors in units of the first candidate's scale, so that they neither overflow nor
-// vanish: float32 in each lane over at most kRunVectors vectors, double beyond.
+// The MSE search adds up squared errors in units of the first candidate's scale, so that they neither
+// overflow nor vanish: float32 in each lane over at most kRunVectors vectors, double beyond.
 #pragma once
 
 #include "core/choose.h"
@@ -19,11 +19,11 @@
 
 namespace quantfuse::quantize {
 
-inline constexpr int kSlices = 16;                   // of a block that all threads share
-inline constexpr int64_t kTaskElements = 1 << 15;    // less than this is not worth another thread: about 10 us of work
-inline constexpr int64_t kSliceElements = 1 << 16;   // blocks below this are not cut
-inline constexpr int kBatch = 16;                    // small blocks whose scales are found before their codes
-inline constexpr int64_t kBatchElements = 512;       // a batch of them still fits the L1 cache
+inline constexpr int kSlices = 16;                  // of a block that all threads share
+inline constexpr int64_t kTaskElements = 1 << 15;   // worth another thread: about 10 us of work
+inline constexpr int64_t kSliceElements = 1 << 16;  // blocks below this are not cut
+inline constexpr int kBatch = 16;                   // small blocks whose scales are found before their codes
+inline constexpr int64_t kBatchElements = 512;      // a batch of them still fits the L1 cache
 inline constexpr int64_t kRunVectors = 64;
 
 struct Range {
@@ -34,13 +34,13 @@ struct Range {
   }
 };
 
-// Slice i of `count`: some of the rows, or of a single row some of its columns. Cuts within a row are multiples of 64
-// columns, so that no two slices share a byte of 4-bit codes.
+// Slice i of `count`: some of the rows, or of a single row some of its columns. Cuts within a row are
+// multiples of 64 columns, so that no two slices share a byte of 4-bit codes.
 QF_INLINE Extent slice_of(const Extent& e, int i, int count) {
   const bool by_rows = e.r1 - e.r0 > 1;
-  const int64_t begin = by_rows ? e.r0 : e.c0, size = (by_rows ? e.r1 : e.c1) - begin, step = by_rows ? 1 : 64;
-  const int64_t first = i == 0 ? begin : (begin + size * i / count) / step * step;
-  const int64_t last = i + 1 == count ? begin + size : (begin + size * (i + 1) / count) / step * step;
+  const int64_t begin = by_rows ? e.r0 : e.c0, end = by_rows ? e.r1 : e.c1, step = by_rows ? 1 : 64;
+  const int64_t first = i == 0 ? begin : (begin + (end - begin) * i / count) / step * step;
+  const int64_t last = i + 1 == count ? end : (begin + (end - begin) * (i + 1) / count) / step * step;
   return by_rows ? Extent{first, last, e.c0, e.c1} : Extent{e.r0, e.r1, first, last};
 }
 
@@ -56,8 +56,8 @@ class RowsQuantizer {
 
   void run() const {
     if (p_.block.cols == 1 && p_.block.rows > 1) return run_columns();
-    // The columns of a band are one task where there are bands enough for any number of threads. A task never ends
-    // within a byte of 4-bit codes.
+    // The columns of a band are one task where there are bands enough for any number of threads. A task never
+    // ends within a byte of 4-bit codes.
     const int64_t bands = p_.row_blocks(), blocks = p_.col_blocks();
     const int64_t even = is_packed_4bit(Format) && p_.block.cols % 2 ? 2 : 1;
     const int64_t blocks_per_task = bands >= kSlices ? blocks : even;
@@ -65,7 +65,7 @@ class RowsQuantizer {
     const int64_t block_elements = p_.block.rows * p_.block.cols;
 
     if (tasks < kSlices && block_elements >= kSliceElements) {
-      for (int64_t block = 0; block < bands * blocks; ++block) run_blocks<1>(block / blocks, block % blocks, 1, kSlices);
+      for (int64_t band = 0; band < bands; ++band) run_blocks<1>(band, 0, blocks, kSlices);
       return;
     }
     const int64_t grain = ceil_div(kTaskElements, block_elements * blocks_per_task);
@@ -87,12 +87,12 @@ class RowsQuantizer {
   QF_INLINE static void each_slice(const Extent& e, int count, const Body& body) {
     if (count == 1) return body(0, e);
     parallel_ranges(count, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) body(static_cast<int>(i), slice_of(e, static_cast<int>(i), count));
+      for (auto i = static_cast<int>(begin); i < end; ++i) body(i, slice_of(e, i, count));
     });
   }
 
-  // `count` blocks of a band from `first` on, Batch at a time: first the scales of them all, then their codes, so that the
-  // latency of one block's scale hides behind the others.
+  // `count` blocks of a band from `first` on, Batch at a time: first the scales of them all, then their
+  // codes, so that the latency of one block's scale hides behind the others.
   template <int Batch>
   QF_INLINE void run_blocks(int64_t band, int64_t first, int64_t count, int slices) const {
     for (int64_t begin = first; begin < first + count; begin += Batch) {
@@ -109,8 +109,8 @@ class RowsQuantizer {
 
   QF_INLINE Extent extent_of(int64_t band, int64_t col_block) const {
     const int64_t r0 = band * p_.block.rows, c0 = col_block * p_.block.cols;
-    return {r0, p_.rows - r0 < p_.block.rows ? p_.rows : r0 + p_.block.rows,
-            c0, p_.cols - c0 < p_.block.cols ? p_.cols : c0 + p_.block.cols};
+    return {r0, p_.rows - r0 < p_.block.rows ? p_.rows : r0 + p_.block.rows, c0,
+            p_.cols - c0 < p_.block.cols ? p_.cols : c0 + p_.block.cols};
   }
 
   QF_INLINE void encode_block(const Extent& e, int64_t col_block, const Quantizer& z, int slices) const {
@@ -177,8 +177,8 @@ class RowsQuantizer {
     return {S::reduce_min(S::min(low, low2)), S::reduce_max(S::max(high, high2))};
   }
 
-  // The bits of 16-bit floats without their sign are ordered as their magnitudes are, with NaN above infinity: twice the
-  // numbers in a vector and no conversion.
+  // The bits of 16-bit floats without their sign are ordered as their magnitudes are, with NaN above
+  // infinity: twice the numbers in a vector and no conversion.
   QF_INLINE uint32_t largest_magnitude_bits(const Extent& e) const {
     const I magnitude = S::set1(0x7fff7fff);
     I largest = S::zero_i(), largest2 = S::zero_i();
@@ -244,13 +244,24 @@ class RowsQuantizer {
     return sum;
   }
 
-  // Columns [c0, c1) of a row. Returns the sum of integer codes. While the codes are computed the row below is fetched,
-  // which is what the range of the next block needs: memory never waits for arithmetic.
+  // Codes [c, c + lanes) of a row, or [c, c + n); c is even where two codes share a byte.
+  QF_INLINE static void store_codes(uint8_t* row, int64_t c, I code) {
+    if constexpr (is_packed_4bit(Format)) S::store_u4(row + c / 2, code);
+    else S::store_u8(row + c, code);
+  }
+  QF_INLINE static void store_codes(uint8_t* row, int64_t c, I code, int64_t n) {
+    if constexpr (is_packed_4bit(Format)) S::store_u4(row + c / 2, code, n);
+    else S::store_u8(row + c, code, n);
+  }
+
+  // Columns [c0, c1) of a row. Returns the sum of integer codes. While the codes are computed the row below
+  // is fetched, which is what the range of the next block needs: memory never waits for arithmetic.
   QF_INLINE int32_t encode_row(int64_t r, int64_t c0, int64_t c1, float inverse, int zero) const {
     const T* row = x(r);
     uint8_t* codes = q(r);
     int32_t first = 0;
-    if (is_packed_4bit(Format) && c0 % 2 && c0 < c1) {  // the high nibble of a byte whose low one is there already
+    if (is_packed_4bit(Format) && c0 % 2 && c0 < c1) {
+      // The high nibble of a byte whose low one is there already.
       const uint8_t code = encode_value(Format, to_float(row[c0]) * inverse, zero);
       store_code(Format, codes, c0, code);
       first = (code ^ 8) - 8;
@@ -261,14 +272,12 @@ class RowsQuantizer {
     for (; c0 + kLanes <= c1; c0 += kLanes) {
       __builtin_prefetch(row + p_.x.row_stride + c0);
       const I code = encode_vector<S, Format>(S::mul(S::load(row + c0), inverses), zero);
-      if constexpr (is_packed_4bit(Format)) S::store_u4(codes + c0 / 2, code);
-      else S::store_u8(codes + c0, code);
+      store_codes(codes, c0, code);
       if constexpr (is_integer(Format)) sum = S::add(sum, code);
     }
     if (c0 < c1) {
       const I code = encode_vector<S, Format>(S::mul(S::load(row + c0, c1 - c0), inverses), zero);
-      if constexpr (is_packed_4bit(Format)) S::store_u4(codes + c0 / 2, code, c1 - c0);
-      else S::store_u8(codes + c0, code, c1 - c0);
+      store_codes(codes, c0, code, c1 - c0);
       if constexpr (is_integer(Format)) sum = S::add(sum, S::select(S::first(c1 - c0), code, S::zero_i()));
     }
     return first + S::reduce_add(sum);
@@ -276,24 +285,24 @@ class RowsQuantizer {
 
   // ---- Blocks of one column ----
 
-  static constexpr int kStrip = 8;  // vectors side by side, so that a visit to a row touches whole cache lines
+  // Columns side by side: long enough a piece of each row for the memory to stream, 8 KB of ranges and scales.
+  static constexpr int64_t kStrip = 512;
 
   void run_columns() const {
-    constexpr int64_t kStripCols = kStrip * kLanes;
-    const int64_t strips = ceil_div(p_.cols, kStripCols);
-    parallel_ranges(p_.row_blocks() * strips, ceil_div(kTaskElements, p_.block.rows * kStripCols),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t task = begin; task < end; ++task) {
-                        const int64_t r0 = task / strips * p_.block.rows, c0 = task % strips * kStripCols;
-                        run_strip({r0, p_.rows - r0 < p_.block.rows ? p_.rows : r0 + p_.block.rows, c0,
-                                   p_.cols - c0 < kStripCols ? p_.cols : c0 + kStripCols});
-                      }
-                    });
+    const int64_t strips = ceil_div(p_.cols, kStrip);
+    const int64_t grain = ceil_div(kTaskElements, p_.block.rows * kStrip);
+    parallel_ranges(p_.row_blocks() * strips, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t r0 = task / strips * p_.block.rows, c0 = task % strips * kStrip;
+        run_strip({r0, p_.rows - r0 < p_.block.rows ? p_.rows : r0 + p_.block.rows, c0,
+                   p_.cols - c0 < kStrip ? p_.cols : c0 + kStrip});
+      }
+    });
   }
 
   void run_strip(const Extent& e) const {
-    alignas(64) float low[kStrip * kLanes] = {}, high[kStrip * kLanes] = {}, inverse[kStrip * kLanes] = {};
-    alignas(64) int32_t zero[kStrip * kLanes] = {};
+    alignas(64) float low[kStrip] = {}, high[kStrip] = {}, inverse[kStrip] = {};
+    alignas(64) int32_t zero[kStrip] = {};
     if (!p_.is_static()) strip_range(e, low, high);
     const int64_t first_block = e.r0 / p_.block.rows * p_.col_blocks();
     for (int64_t c = e.c0; c < e.c1; ++c) {
@@ -305,9 +314,9 @@ class RowsQuantizer {
     for (int64_t r = e.r0; r < e.r1; ++r) {
       for (int64_t c = e.c0; c < e.c1; c += kLanes) {
         const int64_t n = e.c1 - c, i = c - e.c0;
-        const I code = encode_vector<S, Format>(S::mul(S::load(x(r) + c, n), S::load(inverse + i)), S::load_i(zero + i));
-        if constexpr (is_packed_4bit(Format)) S::store_u4(q(r) + c / 2, code, n);
-        else S::store_u8(q(r) + c, code, n);
+        const F scaled = S::mul(S::load(x(r) + c, n), S::load(inverse + i));
+        const I code = encode_vector<S, Format>(scaled, S::load_i(zero + i));
+        store_codes(q(r), c, code, n);
         if (p_.row_sums) S::store_i(p_.row_sums.template row<int32_t>(r) + c, code, n);
       }
     }

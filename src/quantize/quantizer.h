@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a block's range becomes its scale and zero point, and the candidates of the MSE search. Shared by every kernel, so
-// that all of them choose among the same scales.
+// How a block's range becomes its scale and zero point, and the candidates of the MSE search. Shared by every
+// kernel, so that all of them choose among the same scales.
 #pragma once
 
 #include "formats/codes.h"
@@ -39,8 +39,8 @@ QF_HD Quantizer quantizer_from_range(ScaleKind kind, CodeRange range, float low,
   return z;
 }
 
-// The range shrunk to 1.00, 0.99, ... 0.60 of itself. Normal data lose least near 0.85 at 4 bits and near 1 at 8; below
-// 0.6 the clipped tail always costs more than the finer step gains.
+// The range shrunk to 1.00, 0.99, ... 0.60 of itself. Normal data lose least near 0.85 at 4 bits and near 1
+// at 8; below 0.6 the clipped tail always costs more than the finer step gains.
 inline constexpr int kSearchSteps = 41;
 QF_HD constexpr float shrink_factor(int step) { return 1.0f - 0.01f * static_cast<float>(step); }
 

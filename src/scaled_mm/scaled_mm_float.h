@@ -2,18 +2,18 @@
 //
 // The product of FP8 codes in float32: x86 has no FP8 arithmetic, and every FP8 number is a float32.
 //
-//   b  packed words or rows --decode--> 16 KB of floats in L1 --fma with tiles of 12 (6) rows--> times both scales --> totals
+//   b  packed codes --decode--> 16 KB of floats in L1 --fma with tiles of 12 (6) rows--> times both scales --> totals
 //
 // A sum is one fma chain per segment of at most 128 k, times the scales, added to the total: the same bits for every m.
 #pragma once
 
 #include "cpu/panel_codes.h"
-#include "scaled_mm/scaled_mm_pack.h"
+#include "scaled_mm/scaled_mm_block.h"
 
 namespace quantfuse::scaled_mm {
 
 inline constexpr int64_t kFloatSegment = 128;
-inline constexpr Preparation kFloatPreparation = {1, kFloatSegment};
+inline constexpr Blocking kFloatBlocking[] = {{1, kFloatSegment, 1, 192}, {1, kFloatSegment, 8, 96}};  // by qf_order
 
 QF_INLINE Requirements accepts_float(const Problem& p) {
   Requirements r;
@@ -45,22 +45,6 @@ __attribute__((noinline)) void prepare_float_tile(const Batch& batch, int64_t ro
   }
 }
 
-// A segment of a panel of b as floats, [k][2][lanes]; up to 3 more k are written where it does not end a word.
-template <class S, qf_format Format>
-__attribute__((noinline)) void decode_segment(const Problem& p, int64_t panel, const Segment& segment, float* out) {
-  constexpr int64_t L = S::kLanes;
-  if (p.b_order == QF_NK) {
-    alignas(64) uint32_t packed[kFloatSegment / 4 * 2 * L];
-    pack_rows<S, Format>(p, panel, segment, packed);
-    return decode_panel<S, Format>(reinterpret_cast<const uint8_t*>(packed), nullptr, round_up(segment.count, 4), out);
-  }
-  for (int64_t k = segment.begin; k < segment.begin + segment.count; ++k) {
-    for (int64_t half = 0; half < 2; ++half, out += L) {
-      S::store(out, decode_fp8<S, Format>(load_row_codes<S, Format>(p, k, (panel * 2 + half) * L)));
-    }
-  }
-}
-
 // totals += the product of a tile and a segment of b, scaled.
 template <class S, int MT>
 __attribute__((noinline)) void add_float_tile(const Columns<S>& columns, const float* a, const float* b, int64_t k,
@@ -69,55 +53,79 @@ __attribute__((noinline)) void add_float_tile(const Columns<S>& columns, const f
   FloatTile<S, MT> tile;
   tile.clear();
   tile.add(a, b, k);
-#pragma GCC unroll 16
-  for (int m = 0; m < MT; ++m) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      float* total = totals + (m * 2 + half) * L;
-      const auto scale = S::mul(S::load(columns.scale + half * L), S::set1(a_scales[m]));
-      S::store(total, S::fma(tile.acc[m][half], scale, S::load(total)));
-    }
-  }
+  unrolled<2 * MT>([&](auto i) __attribute__((always_inline)) {
+    constexpr int m = i / 2, half = i % 2;
+    const auto scale = S::mul(S::load(columns.scale + half * L), S::set1(a_scales[m]));
+    S::store(totals + i * L, S::fma(tile.acc[m][half], scale, S::load(totals + i * L)));
+  });
 }
 
-template <class S>
-__attribute__((noinline)) void multiply_float(const Batch& batch, int64_t row0, int64_t row1, int64_t panel) {
-  constexpr int64_t L = S::kLanes;
-  const Problem& p = batch.p;
-  alignas(64) float decoded[kFloatSegment * 2 * L];
-  alignas(64) float totals[kMaxChunkRows * 2 * L];
-  __builtin_memset(totals, 0, static_cast<size_t>((row1 - row0) * 2 * L * 4));
-  Columns<S> columns(p, panel, 0);
+template <class S, qf_format Format>
+class FloatPanels {
+ public:
+  QF_INLINE FloatPanels(const Batch& batch, const Block& block) : batch_(batch), p_(batch.p), panels_(block.panels) {
+    for (int64_t i = 0; i < panels_; ++i) columns_[i].init(p_, block.panel + i, 0);
+  }
 
-  for (int64_t s = 0; s < batch.plan.num_segments; ++s) {
-    const Segment& segment = batch.segments[s];
-    choose_value<QF_FP8_E4M3, QF_FP8_E5M2>(p.b_format, [&](auto format) __attribute__((always_inline)) {
-      decode_segment<S, format.value>(p, panel, segment, decoded);
-    });
-    columns.load_scales(p, segment.b_group);
-    for (int64_t row = row0; row < row1; row += batch.tile_rows) {
-      const auto* a = reinterpret_cast<const float*>(batch.tile_at(segment, row, segment.count));
-      choose_tile_rows<S>(batch.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
-        add_float_tile<S, mt.value>(columns, a, decoded, segment.count, batch.scales_at(s) + row,
-                                    totals + (row - row0) * 2 * L);
+  QF_INLINE void begin(Chunk chunk) {
+    chunk_ = chunk;
+    __builtin_memset(totals_, 0, static_cast<size_t>(panels_ * (chunk.row1 - chunk.row0) * 2 * L * 4));
+  }
+
+  QF_INLINE void add(int64_t s, int64_t i, const uint32_t* b) {
+    const Segment& segment = batch_.segments[s];
+    alignas(64) float decoded[kFloatSegment * 2 * L];
+    decode_panel<S, Format>(reinterpret_cast<const uint8_t*>(b), nullptr, 4 * segment.words, decoded);
+    columns_[i].load_scales(p_, segment.b_group);
+    for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {
+      const auto* a = reinterpret_cast<const float*>(batch_.tile_at(segment, row, segment.count));
+      choose_tile_rows<S>(batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
+        add_float_tile<S, mt.value>(columns_[i], a, decoded, segment.count, batch_.scales_at(s) + row,
+                                    totals_ + at(i, row));
       });
     }
   }
-  for (int64_t row = row0; row < row1; ++row) {
-    store_row<S>(p, columns, batch.first_row + row, totals + (row - row0) * 2 * L);
+
+  QF_INLINE void finish() {
+    for (int64_t i = 0; i < panels_; ++i) {
+      for (int64_t row = chunk_.row0; row < chunk_.row1; ++row) {
+        store_row<S>(p_, columns_[i], batch_.first_row + row, totals_ + at(i, row));
+      }
+    }
   }
+
+ private:
+  static constexpr int64_t L = S::kLanes;
+
+  QF_INLINE int64_t at(int64_t panel, int64_t row) const {
+    return (panel * (chunk_.row1 - chunk_.row0) + row - chunk_.row0) * 2 * L;
+  }
+
+  const Batch& batch_;
+  const Problem& p_;
+  const int64_t panels_;
+  Chunk chunk_ = {};
+  Columns<S> columns_[kMaxGroup];
+  alignas(64) float totals_[kMaxTotalRows * 2 * L];
+};
+
+template <class S>
+__attribute__((noinline)) void multiply_float(const Batch& batch, const Block& block) {
+  choose_value<QF_FP8_E4M3, QF_FP8_E5M2>(batch.p.b_format, [&](auto format) __attribute__((always_inline)) {
+    multiply_segments<S, FloatPanels<S, format.value>, format.value>(batch, block);
+  });
 }
 
 // ---- The call ----
 
 template <class S>
 QF_INLINE size_t float_workspace_bytes(const Problem& p) {
-  return static_cast<size_t>(make_plan<S>(p, kFloatPreparation).total_bytes);
+  return static_cast<size_t>(make_plan<S>(p, kFloatBlocking[p.b_order]).total_bytes);
 }
 
 template <class S>
 QF_INLINE void launch_float(const Problem& p, const Launch& launch) {
-  run_batches<S>(p, kFloatPreparation, launch, prepare_float_tile<S>, multiply_float<S>);
+  run_batches<S>(p, kFloatBlocking[p.b_order], launch, prepare_float_tile<S>, multiply_float<S>);
 }
 
 }  // namespace quantfuse::scaled_mm

@@ -9,13 +9,13 @@
 // Several: each segment's int32 sum is scaled and added to float32 totals.
 #pragma once
 
-#include "scaled_mm/scaled_mm_pack.h"
+#include "scaled_mm/scaled_mm_block.h"
 
 namespace quantfuse::scaled_mm {
 
 // 512 k of a panel are 16 KB (8 KB with AVX2), a third of an L1 cache; and 512 * (128 + 255)^2 is far below 2^31.
 inline constexpr int64_t kIntSegment = 512;
-inline constexpr Preparation kIntPreparation = {4, kIntSegment};
+inline constexpr Blocking kIntBlocking[] = {{4, kIntSegment, 1, 192}, {4, 256, 8, 96}};  // by qf_order
 
 // Zero points up to which sums of floating results are known not to overflow: those of codes from -128 to 255.
 inline constexpr int32_t kMaxZero = 255;
@@ -101,7 +101,10 @@ struct IntColumns : Columns<S> {
   static constexpr int64_t L = S::kLanes;
   alignas(64) int32_t sums[2 * L];  // sum b - count * zb, over the segments since clear()
 
-  QF_INLINE IntColumns(const Problem& p, int64_t panel) : Columns<S>(p, panel, code_offset(p.b_format)) { clear(); }
+  QF_INLINE void init(const Problem& p, int64_t panel) {
+    Columns<S>::init(p, panel, code_offset(p.b_format));
+    clear();
+  }
   QF_INLINE void clear() {
     for (int64_t i = 0; i < 2 * L; ++i) sums[i] = 0;
   }
@@ -157,16 +160,16 @@ __attribute__((noinline)) void add_int_tile(const int32_t* a, const uint32_t* b,
   IntTile<S, MT> tile;
 #pragma GCC unroll 16
   for (int m = 0; m < MT; ++m) {
-    tile.acc[m][0] = S::load_i(totals + m * 2 * L), tile.acc[m][1] = S::load_i(totals + (m * 2 + 1) * L);
+    tile.acc[m][0] = S::sums(S::load_i(totals + m * 2 * L)), tile.acc[m][1] = S::sums(S::load_i(totals + (m * 2 + 1) * L));
   }
   tile.add(a, b, words);
 #pragma GCC unroll 16
   for (int m = 0; m < MT; ++m) {
-    S::store_i(totals + m * 2 * L, tile.acc[m][0]), S::store_i(totals + (m * 2 + 1) * L, tile.acc[m][1]);
+    S::store_i(totals + m * 2 * L, S::ints(tile.acc[m][0])), S::store_i(totals + (m * 2 + 1) * L, S::ints(tile.acc[m][1]));
   }
 }
 
-// totals += the product of a tile and a packed segment, without zero points and scaled. a_sums, a_scales: of its rows.
+// The same without zero points and scaled. `row`: the tile's first in c; a_sums, a_scales: of its rows.
 template <class S, int MT>
 __attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntColumns<S>& columns, int64_t row,
                                                    const int32_t* a, const uint32_t* b, int64_t words,
@@ -181,7 +184,7 @@ __attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntCo
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       float* total = totals + (m * 2 + half) * L;
-      const auto sum = subtract_zeros<S>(p, columns, half, a_zero, a_sums[m], tile.acc[m][half]);
+      const auto sum = subtract_zeros<S>(p, columns, half, a_zero, a_sums[m], S::ints(tile.acc[m][half]));
       const auto scale = S::mul(S::load(columns.scale + half * L), S::set1(a_scales[m]));
       S::store(total, S::fma(S::to_float(sum), scale, S::load(total)));
     }
@@ -189,68 +192,88 @@ __attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntCo
 }
 
 template <class S>
-__attribute__((noinline)) void multiply_int(const Batch& batch, int64_t row0, int64_t row1, int64_t panel) {
-  constexpr int64_t L = S::kLanes;
-  const Problem& p = batch.p;
-  const int32_t offset = code_offset(p.b_format);
-  const bool is_int = has_int_totals(p);
-  alignas(64) uint32_t packed[kIntSegment / 4 * 2 * L];
-  alignas(64) union {
-    int32_t ints[kMaxChunkRows * 2 * L];
-    float floats[kMaxChunkRows * 2 * L];
-  } totals;
-  __builtin_memset(&totals, 0, static_cast<size_t>((row1 - row0) * 2 * L * 4));
-  IntColumns<S> columns(p, panel);
+class IntPanels {
+ public:
+  QF_INLINE IntPanels(const Batch& batch, const Block& block)
+      : batch_(batch), p_(batch.p), is_int_(has_int_totals(batch.p)), panels_(block.panels) {
+    for (int64_t i = 0; i < panels_; ++i) columns_[i].init(p_, block.panel + i);
+  }
 
-  const int64_t num_segments = batch.plan.num_segments, tiles = ceil_div(row1 - row0, batch.tile_rows);
-  for (int64_t s = 0; s < num_segments; ++s) {
-    const Segment& segment = batch.segments[s];
-    const int64_t words = ceil_div(segment.count, 4);
-    choose_value<QF_INT8, QF_INT4>(p.b_format, [&](auto format) __attribute__((always_inline)) {
-      pack_segment<S, format.value>(p, panel, segment, packed);
-    });
-    if (!is_int) columns.clear(), columns.load_scales(p, segment.b_group);
-    if (p.a_zero) columns.add_sums(packed, segment.count, offset);
+  QF_INLINE void begin(Chunk chunk) {
+    chunk_ = chunk;
+    __builtin_memset(&totals_, 0, static_cast<size_t>(panels_ * (chunk.row1 - chunk.row0) * 2 * L * 4));
+    for (int64_t i = 0; i < panels_; ++i) columns_[i].clear();
+  }
 
-    const bool is_last = s + 1 == num_segments;
-    const int64_t next_panel = is_last ? (panel + 1 < batch.plan.num_panels ? panel + 1 : panel) : panel;
-    const Segment& next = batch.segments[is_last ? 0 : s + 1];
-    for (int64_t row = row0, tile = 0; row < row1; row += batch.tile_rows, ++tile) {
-      const int64_t rows = batch.rows_of_tile(row);
-      const int32_t* a = batch.tile_at(segment, row, words);
-      prefetch_segment<S>(p, next_panel, next, tile, tiles);
-      choose_tile_rows<S>(rows, [&](auto mt) __attribute__((always_inline)) {
-        if (is_int) {
-          add_int_tile<S, mt.value>(a, packed, words, totals.ints + (row - row0) * 2 * L);
+  QF_INLINE void add(int64_t s, int64_t i, const uint32_t* b) {
+    const Segment& segment = batch_.segments[s];
+    IntColumns<S>& columns = columns_[i];
+    if (!is_int_) columns.clear(), columns.load_scales(p_, segment.b_group);
+    if (p_.a_zero) columns.add_sums(b, segment.count, code_offset(p_.b_format));
+    for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {
+      const int32_t* a = batch_.tile_at(segment, row, segment.words);
+      choose_tile_rows<S>(batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
+        if (is_int_) {
+          add_int_tile<S, mt.value>(a, b, segment.words, totals_.ints + at(i, row));
         } else {
-          add_scaled_int_tile<S, mt.value>(p, columns, batch.first_row + row, a, packed, words, batch.sums_at(s) + row,
-                                           batch.scales_at(s) + row, totals.floats + (row - row0) * 2 * L);
+          add_scaled_int_tile<S, mt.value>(p_, columns, batch_.first_row + row, a, b, segment.words,
+                                           batch_.sums_at(s) + row, batch_.scales_at(s) + row,
+                                           totals_.floats + at(i, row));
         }
       });
     }
   }
 
-  if (is_int) columns.load_scales(p, 0);
-  for (int64_t row = row0; row < row1; ++row) {
-    const int64_t r = batch.first_row + row;
-    if (is_int) {
-      finish_int_row<S>(p, columns, r, batch.row_sums()[row], p.a_scale_at(r, 0), totals.ints + (row - row0) * 2 * L);
-    } else {
-      store_row<S>(p, columns, r, totals.floats + (row - row0) * 2 * L);
+  QF_INLINE void finish() {
+    for (int64_t i = 0; i < panels_; ++i) {
+      if (is_int_) columns_[i].load_scales(p_, 0);
+      for (int64_t row = chunk_.row0; row < chunk_.row1; ++row) {
+        const int64_t r = batch_.first_row + row;
+        if (is_int_) {
+          finish_int_row<S>(p_, columns_[i], r, batch_.row_sums()[row], p_.a_scale_at(r, 0), totals_.ints + at(i, row));
+        } else {
+          store_row<S>(p_, columns_[i], r, totals_.floats + at(i, row));
+        }
+      }
     }
   }
+
+ private:
+  static constexpr int64_t L = S::kLanes;
+
+  QF_INLINE int64_t at(int64_t panel, int64_t row) const {
+    return (panel * (chunk_.row1 - chunk_.row0) + row - chunk_.row0) * 2 * L;
+  }
+
+  const Batch& batch_;
+  const Problem& p_;
+  const bool is_int_;
+  const int64_t panels_;
+  Chunk chunk_ = {};
+  IntColumns<S> columns_[kMaxGroup];
+  alignas(64) union {
+    int32_t ints[kMaxTotalRows * 2 * L];
+    float floats[kMaxTotalRows * 2 * L];
+  } totals_;
+};
+
+template <class S>
+__attribute__((noinline)) void multiply_int(const Batch& batch, const Block& block) {
+  choose_value<QF_INT8, QF_INT4>(batch.p.b_format, [&](auto format) __attribute__((always_inline)) {
+    multiply_segments<S, IntPanels<S>, format.value>(batch, block);
+  });
 }
 
 // ---- The call ----
 
 template <class S>
 QF_INLINE size_t int_workspace_bytes(const Problem& p) {
-  return static_cast<size_t>(make_plan<S>(p, kIntPreparation).total_bytes);
+  return static_cast<size_t>(make_plan<S>(p, kIntBlocking[p.b_order]).total_bytes);
 }
 
 template <class S>
 QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
-  run_batches<S>(p, kIntPreparation, launch, prepare_int_tile<S>, multiply_int<S>);
+  run_batches<S>(p, kIntBlocking[p.b_order], launch, prepare_int_tile<S>, multiply_int<S>);
 }
 
 }  // namespace quantfuse::scaled_mm

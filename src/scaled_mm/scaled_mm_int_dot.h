@@ -39,46 +39,29 @@ QF_INLINE int64_t dot_stride(const Problem& p) {
 
 // partial[m * 2 * lanes + i] = the lanes of sum over k of a[m] * (b[col + i] + 128), for NR rows of b.
 template <class S, int MT, int NR>
-QF_INLINE void dot_rows(const DotCall& c, int64_t col, typename S::I* partial) {
+QF_INLINE void dot_rows(const DotCall& c, int64_t col, typename S::Sums* partial) {
   constexpr int64_t kVector = 4 * S::kLanes;
   const Problem& p = c.p;
   const auto flip = S::set1(sign_bits(QF_INT8));
-  const char* b[NR];
-  typename S::I acc[MT][NR];
-#pragma GCC unroll 8
-  for (int i = 0; i < NR; ++i) {
-    b[i] = p.b.row_bytes_at(col + i);
-#pragma GCC unroll 8
-    for (int m = 0; m < MT; ++m) acc[m][i] = S::zero_i();
-  }
-  auto add = [&](int64_t k, const typename S::I(&w)[NR]) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-    for (int m = 0; m < MT; ++m) {
-      const auto x = S::load_i(c.a + m * c.stride + k);
-#pragma GCC unroll 8
-      for (int i = 0; i < NR; ++i) acc[m][i] = S::dot4(acc[m][i], S::xor_(w[i], flip), x);
-    }
+  const char* b = p.b.row_bytes_at(col);
+  typename S::Sums acc[MT * NR] = {};
+  auto add = [&](const char* from, int64_t stride, const int8_t* a) __attribute__((always_inline)) {
+    typename S::I w[NR];
+    unrolled<NR>([&](auto i) __attribute__((always_inline)) { w[i] = S::xor_(S::load_i(from + i * stride), flip); });
+    unrolled<MT * NR>([&](auto i) __attribute__((always_inline)) {
+      acc[i] = S::dot4(acc[i], w[i % NR], S::load_i(a + i / NR * c.stride));
+    });
   };
-  typename S::I w[NR];
   int64_t k = 0;
-  for (; k + kVector <= p.k; k += kVector) {
-#pragma GCC unroll 8
-    for (int i = 0; i < NR; ++i) w[i] = S::load_i(b[i] + k);
-    add(k, w);
-  }
+  for (; k + kVector <= p.k; k += kVector) add(b + k, p.b.row_stride, c.a + k);
   if (k < p.k) {
-    alignas(64) uint8_t edge[NR][kVector] = {};
+    alignas(64) char edge[NR * kVector] = {};
     for (int i = 0; i < NR; ++i) {
-      __builtin_memcpy(edge[i], b[i] + k, static_cast<size_t>(p.k - k));
-      w[i] = S::load_i(edge[i]);
+      __builtin_memcpy(edge + i * kVector, b + i * p.b.row_stride + k, static_cast<size_t>(p.k - k));
     }
-    add(k, w);
+    add(edge, kVector, c.a + k);
   }
-#pragma GCC unroll 8
-  for (int m = 0; m < MT; ++m) {
-#pragma GCC unroll 8
-    for (int i = 0; i < NR; ++i) partial[m * 2 * S::kLanes + i] = acc[m][i];
-  }
+  unrolled<MT * NR>([&](auto i) __attribute__((always_inline)) { partial[i / NR * 2 * S::kLanes + i % NR] = acc[i]; });
 }
 
 // MT: rows of a, with the row of ones where HasZero.
@@ -88,10 +71,11 @@ __attribute__((noinline)) void multiply_dot(const DotCall& c, int64_t panel) {
   // Sums of 4 rows share what is loaded of a; 20 of them, or 8 with 16 registers.
   constexpr int NR = S::kRegisters == 32 ? 4 : MT <= 2 ? 4 : 2;
   const Problem& p = c.p;
-  IntColumns<S> columns(p, panel);
+  IntColumns<S> columns;
+  columns.init(p, panel);
   columns.load_scales(p, 0);
 
-  typename S::I partial[MT * 2 * L];
+  typename S::Sums partial[MT * 2 * L];
   int64_t i = 0;
   for (; i + NR <= columns.count; i += NR) {
     dot_rows<S, MT, NR>(c, columns.col + i, partial + i);
@@ -100,14 +84,14 @@ __attribute__((noinline)) void multiply_dot(const DotCall& c, int64_t panel) {
     dot_rows<S, MT, 1>(c, columns.col + i, partial + i);
   }
   for (; i < 2 * L; ++i) {
-    for (int m = 0; m < MT; ++m) partial[m * 2 * L + i] = S::zero_i();
+    for (int m = 0; m < MT; ++m) partial[m * 2 * L + i] = typename S::Sums{};
   }
 
   alignas(64) int32_t totals[MT][2 * L];
   for (int m = 0; m < MT; ++m) {
     for (int half = 0; half < 2; ++half) {
       typename S::I r[L];
-      for (int64_t j = 0; j < L; ++j) r[j] = partial[(m * 2 + half) * L + j];
+      for (int64_t j = 0; j < L; ++j) r[j] = S::ints(partial[(m * 2 + half) * L + j]);
       S::transpose(r);
       auto sum = r[0];
       for (int64_t j = 1; j < L; ++j) sum = S::add(sum, r[j]);

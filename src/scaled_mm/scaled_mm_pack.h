@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One panel's part of b in one segment of k, from memory to words of 4 consecutive k: [ceil(k / 4)][2][lanes].
+// A panel's part of b in one segment of k, from memory to words of 4 consecutive k: [ceil(k / 4)][2][lanes].
 //
 // Integer codes become unsigned on the way, INT8 as code + 128 and INT4 as code + 8, because the 8-bit dot products want
 // one unsigned operand. Where there is no number (columns beyond n, the last word's end) there is the code 0.
@@ -40,6 +40,7 @@ QF_INLINE typename S::I spread_low_nibbles(typename S::I word) {
   return S::and_(S::or_(pairs, S::template shl<4>(pairs)), S::set1(0x0f0f0f0f));
 }
 
+// Writes whole blocks: `out` has room for the segment rounded up to 8 * lanes of k.
 template <class S, qf_format Format>
 QF_INLINE void pack_rows(const Problem& p, int64_t panel, const Segment& segment, uint32_t* out) {
   constexpr int64_t L = S::kLanes;
@@ -79,61 +80,79 @@ QF_INLINE void pack_rows(const Problem& p, int64_t panel, const Segment& segment
 }
 
 // ---- b as [k, n]: 4 rows woven into words ----
+//
+// A row of b is a page of memory or more, which makes every step from row to row expensive. So a thread takes several
+// panels at each step, and asks for rows ahead of time.
 
-// Codes of `lanes` columns from column col on of row k, one per lane in its low bits; those beyond n are 0.
+// Rows between asking and reading: two steps' worth of 4 rows did not hide the latency, eight gained nothing more.
+inline constexpr int64_t kRowsAhead = 16;
+
+// Rows of b from segment.begin on, cut to the columns of a group of panels.
 template <class S, qf_format Format>
-QF_INLINE typename S::I load_row_codes(const Problem& p, int64_t k, int64_t col) {
-  const char* at = p.b.row_bytes_at(k) + row_bytes(Format, col);
-  const int64_t columns = p.n - col;
-  if (columns <= 0) return S::zero_i();
-  if constexpr (Format == QF_INT4) {
-    return columns >= S::kLanes ? S::load_u4(at) : S::select(S::first(columns), S::load_u4(at, columns), S::zero_i());
-  } else {
-    return columns >= S::kLanes ? S::load_u8(at) : S::load_u8(at, columns);
+struct GroupRows {
+  static constexpr int64_t L = S::kLanes;
+  const char* first;
+  int64_t stride, rows, bytes;  // bytes: of a row in the group
+  int64_t columns;              // from the group's first one to n
+
+  QF_INLINE GroupRows(const Problem& p, const Block& block, const Segment& segment) {
+    const int64_t col = block.panel * 2 * L;
+    columns = p.n - col;
+    stride = p.b.row_stride;
+    first = static_cast<const char*>(p.b.data) + segment.begin * stride + row_bytes(Format, col);
+    rows = segment.count;
+    bytes = row_bytes(Format, columns < block.panels * 2 * L ? columns : block.panels * 2 * L);
   }
-}
+  // Codes of vector `half` of row r, one per lane in its low bits; 0 beyond n and, where IsEdge, beyond the last row.
+  template <bool IsEdge>
+  QF_INLINE typename S::I load(int64_t r, int64_t half) const {
+    const char* at = first + r * stride + row_bytes(Format, half * L);
+    if constexpr (IsEdge) {
+      const int64_t left = r < rows ? columns - half * L : 0;
+      if (left <= 0) return S::zero_i();
+      if (left < L) {
+        return Format == QF_INT4 ? S::select(S::first(left), S::load_u4(at, left), S::zero_i()) : S::load_u8(at, left);
+      }
+    }
+    return Format == QF_INT4 ? S::load_u4(at) : S::load_u8(at);
+  }
+  QF_INLINE void prefetch(int64_t r) const {
+    if (r >= rows) return;
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + r * stride + i);
+  }
+};
 
 template <class S, qf_format Format>
-QF_INLINE void pack_columns(const Problem& p, int64_t panel, const Segment& segment, uint32_t* out) {
+QF_INLINE void pack_columns(const Problem& p, const Block& block, const Segment& segment, uint32_t* out) {
   constexpr int64_t L = S::kLanes;
+  const int64_t stride = segment.words * 2 * L;  // of panels in out
+  const GroupRows<S, Format> b(p, block, segment);
   const auto flip = S::set1(sign_bits(Format));
-  const int64_t end = segment.begin + segment.count;
-  for (int64_t k = segment.begin; k < end; k += 4) {
-#pragma GCC unroll 2
-    for (int64_t half = 0; half < 2; ++half, out += L) {
-      const int64_t col = (panel * 2 + half) * L;
-      auto word = load_row_codes<S, Format>(p, k, col);
-      if (k + 1 < end) word = S::or_(word, S::template shl<8>(load_row_codes<S, Format>(p, k + 1, col)));
-      if (k + 2 < end) word = S::or_(word, S::template shl<16>(load_row_codes<S, Format>(p, k + 2, col)));
-      if (k + 3 < end) word = S::or_(word, S::template shl<24>(load_row_codes<S, Format>(p, k + 3, col)));
-      S::store_i(out, S::xor_(word, flip));
+  auto weave = [&](int64_t k, auto is_edge) __attribute__((always_inline)) {
+    for (int64_t half = 0; half < 2 * block.panels; ++half) {
+      auto word = b.template load<is_edge.value>(k, half);
+      word = S::or_(word, S::template shl<8>(b.template load<is_edge.value>(k + 1, half)));
+      word = S::or_(word, S::template shl<16>(b.template load<is_edge.value>(k + 2, half)));
+      word = S::or_(word, S::template shl<24>(b.template load<is_edge.value>(k + 3, half)));
+      S::store_i(out + half / 2 * stride + half % 2 * L, S::xor_(word, flip));
+    }
+  };
+  for (int64_t k = 0; k < b.rows; k += 4, out += 2 * L) {
+    for (int64_t i = 0; i < 4; ++i) b.prefetch(k + kRowsAhead + i);
+    if (k + 4 <= b.rows && b.columns >= block.panels * 2 * L) {
+      weave(k, std::false_type{});
+    } else {
+      weave(k, std::true_type{});
     }
   }
 }
 
-// Writes whole blocks: `out` has room for the segment rounded up to 8 * lanes of k.
-template <class S, qf_format Format>
-__attribute__((noinline)) void pack_segment(const Problem& p, int64_t panel, const Segment& segment, uint32_t* out) {
-  if (p.b_order == QF_NK) {
-    pack_rows<S, Format>(p, panel, segment, out);
-  } else {
-    pack_columns<S, Format>(p, panel, segment, out);
-  }
-}
+// ---- Either order: [panel][words][2][lanes] ----
 
-// Brings part `part` of `parts` of a segment of b nearer: between two tiles, so that packing it later finds it in L2.
-template <class S>
-QF_INLINE void prefetch_segment(const Problem& p, int64_t panel, const Segment& segment, int64_t part, int64_t parts) {
-  constexpr int64_t kLine = 64, kCols = 2 * S::kLanes;
-  const bool is_nk = p.b_order == QF_NK;
-  const int64_t cols = p.n - panel * kCols < kCols ? p.n - panel * kCols : kCols;
-  const int64_t first_row = is_nk ? panel * kCols : segment.begin, rows = is_nk ? cols : segment.count;
-  const int64_t begin = row_bytes(p.b_format, is_nk ? segment.begin : panel * kCols);
-  const int64_t bytes = row_bytes(p.b_format, is_nk ? segment.count : cols);
-  for (int64_t row = first_row + rows * part / parts; row < first_row + rows * (part + 1) / parts; ++row) {
-    const char* at = p.b.row_bytes_at(row) + begin;
-    for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
-  }
+template <class S, qf_format Format>
+__attribute__((noinline)) void pack_segment(const Problem& p, const Block& block, const Segment& segment, uint32_t* out) {
+  if (p.b_order == QF_KN) return pack_columns<S, Format>(p, block, segment, out);
+  pack_rows<S, Format>(p, block.panel, segment, out);  // groups of one
 }
 
 }  // namespace quantfuse::scaled_mm

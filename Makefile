@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# A thin front of the CMake presets. `make help` lists the targets.
+
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc)
+PYTHON := .venv/bin/python
+
+# Lets ccache share objects between build folders and copies of the tree.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo build test bench lint format sanitize install clean setup setup-dev
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup:
+	@scripts/setup.sh build
+
+setup-dev:
+	@scripts/setup.sh dev
+
+demo: setup  ## a layer of a language model, quantized, checked and timed on this machine
+	cmake --preset demo
+	cmake --build --preset demo -j $(JOBS)
+	build/quantfuse demo
+
+build: setup-dev  ## build/quantfuse, build/libquantfuse.so, the tests, and the Python package in .venv
+	cmake --preset dev
+	cmake --build --preset dev -j $(JOBS)
+	$(PYTHON) python/link_into_venv.py
+
+test: build  ## C++ tests, then Python tests
+	ctest --preset dev -j $(JOBS)
+	$(PYTHON) -m pytest -q tests/python
+
+bench: build  ## speed on this machine; also against PyTorch where .venv has it (TORCH=1 puts it there)
+	$(if $(TORCH),$(PYTHON) -m pip install --quiet torch)
+	build/quantfuse bench --suite cpu --json build/bench.json
+	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	  $(PYTHON) bench/compare_torch.py --json build/bench-torch.json; \
+	else echo "PyTorch is not in .venv: no comparison with it (make bench TORCH=1)"; fi
+
+lint: setup-dev  ## format, types, and the rules of the code base
+	scripts/lint.sh
+
+format: setup-dev  ## put every source into its format
+	scripts/lint.sh --fix
+
+sanitize: setup-dev  ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	cmake --preset sanitize
+	cmake --build --preset sanitize -j $(JOBS)
+	ctest --preset sanitize -j $(JOBS)
+
+install: setup  ## library, headers, command, CMake package and pkg-config file into PREFIX
+	cmake --preset release
+	cmake --build --preset release -j $(JOBS)
+	cmake --install build-release --prefix "$(PREFIX)"
+
+clean:  ## remove what was built (not .venv)
+	rm -rf build build-sanitize build-release

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cvt: numbers narrowed and packed several at a time.
+#pragma once
+
+#include <cstdint>
+
+namespace quantfuse::ptx {
+
+// Four integers saturated to 8 bits, the first in the lowest byte (cvt.pack, PTX ISA 6.5, sm_72).
+__device__ __forceinline__ uint32_t pack_s8(int a, int b, int c, int d) {
+  uint32_t high, all;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, 0;" : "=r"(high) : "r"(d), "r"(c));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(all) : "r"(b), "r"(a), "r"(high));
+  return all;
+}
+
+// Two floats to nearest even, beyond the largest the largest; NaN gives 0x7f whatever its sign (PTX ISA 8.1,
+// sm_89).
+#if __CUDA_ARCH__ >= 890
+__device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+__device__ __forceinline__ uint16_t pack_e5m2(float low, float high) {
+  uint16_t codes;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+#endif
+
+}  // namespace quantfuse::ptx

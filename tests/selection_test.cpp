@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which kernel runs for which problem. A change here is a change of speed for somebody: it should be meant.
+// ctest runs this once per instruction set (QUANTFUSE_ISA).
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cases/tensor.h"
+#include "cases/verify.h"
+
+namespace quantfuse::cases {
+namespace {
+
+struct Row {
+  const char* name;
+  std::function<CasePtr()> make;
+  std::string family;  // the kernel's name without its instruction set; it has one kernel for each
+};
+
+template <class Spec>
+Row row(const char* name, const char* family, Spec spec) {
+  spec.name = name;
+  return {name, [spec] { return make_case(spec); }, family};
+}
+
+LinearSpec linear(WeightSpec weight, qf_format act, int64_t m, int64_t act_group = 0) {
+  LinearSpec s;
+  s.weight = weight, s.act_format = act, s.act_group = act_group;
+  s.m = m, s.n = 64, s.k = 256;
+  return s;
+}
+
+ScaledMmSpec product(qf_format format, qf_dtype out, int64_t m, qf_order order = QF_NK) {
+  ScaledMmSpec s;
+  s.a_format = s.b_format = format, s.out = out, s.b_order = order;
+  s.has_scales = out.code != kI32.code;
+  s.m = m, s.n = 64, s.k = 256;
+  return s;
+}
+
+QuantizeSpec quantize(qf_format format, qf_block block, qf_scale_mode mode = QF_SCALE_DYNAMIC) {
+  QuantizeSpec s;
+  s.format = format, s.block = block, s.mode = mode;
+  s.rows = 8, s.cols = 256;
+  return s;
+}
+
+std::vector<Row> rows() {
+  DequantizeSpec dequantize;
+  dequantize.rows = 8, dequantize.cols = 256;
+  LinearBackwardSpec backward;
+  backward.m = 4, backward.n = 64, backward.k = 256;
+  RmsNormSpec norm;
+  norm.m = 4, norm.n = 256, norm.out_format = QF_INT8;
+  GatedActSpec gated;
+  gated.m = 4, gated.n = 256, gated.out_format = QF_FP8_E4M3;
+
+  const WeightSpec int4 = {QF_INT4, {1, 128}}, int8 = {QF_INT8, {1, 0}}, fp8 = {QF_FP8_E4M3, {128, 128}};
+  const WeightSpec mxfp4 = {QF_FP4_E2M1, {1, 32}, true};
+  WeightSpec float_zero = int4, act_order = int4, gptq = int4;
+  float_zero.is_asymmetric = float_zero.has_float_zero = true;
+  act_order.has_g_idx = true;
+  gptq.is_asymmetric = true;
+
+  return {
+      row("int8 per token", "quantize", quantize(QF_INT8, {1, 0})),
+      row("int4 per group, searched", "quantize", quantize(QF_INT4, {1, 128}, QF_SCALE_MSE)),
+      row("e4m3 in 128x128 blocks", "quantize", quantize(QF_FP8_E4M3, {128, 128})),
+      row("int8 per column, searched", "", quantize(QF_INT8, {0, 1}, QF_SCALE_MSE)),
+      row("int8 to f32", "dequantize", dequantize),
+
+      row("int8 vector to int32", "scaled_mm_int_dot", product(QF_INT8, kI32, 1)),
+      row("int8 matrix to int32", "scaled_mm_int", product(QF_INT8, kI32, 64)),
+      row("int8 vector, b by columns", "scaled_mm_int", product(QF_INT8, kI32, 1, QF_KN)),
+      row("int4 vector to int32", "scaled_mm_int", product(QF_INT4, kI32, 1)),
+      row("int8 with scales", "scaled_mm_int", product(QF_INT8, kBf16, 16)),
+      row("e4m3 with scales", "scaled_mm_float", product(QF_FP8_E4M3, kBf16, 16)),
+
+      row("int4 weight", "linear_float", linear(int4, QF_FORMAT_NONE, 1)),
+      row("int4 weight, many rows", "linear_float", linear(int4, QF_FORMAT_NONE, 64)),
+      row("int4 weight, asymmetric", "linear_float", linear(gptq, QF_FORMAT_NONE, 1)),
+      row("int4 weight, float zeros", "linear_float", linear(float_zero, QF_FORMAT_NONE, 1)),
+      row("int4 weight, act-order", "linear_float", linear(act_order, QF_FORMAT_NONE, 1)),
+      row("int8 weight", "linear_float", linear(int8, QF_FORMAT_NONE, 1)),
+      row("fp8 weight", "linear_float", linear(fp8, QF_FORMAT_NONE, 1)),
+      row("mxfp4 weight", "linear_float", linear(mxfp4, QF_FORMAT_NONE, 1)),
+      row("int4 weight, int8 activations", "linear_int", linear(int4, QF_INT8, 1)),
+      row("int4 weight, asymmetric, int8 activations", "linear_int", linear(gptq, QF_INT8, 16)),
+      row("int4 weight, act-order, int8 activations", "linear_int", linear(act_order, QF_INT8, 16)),
+      row("int8 weight, int8 activations", "linear_int", linear(int8, QF_INT8, 16)),
+      row("int8 weight, int8 activations by groups", "linear_int", linear(int8, QF_INT8, 16, 64)),
+      row("int4 weight, float zeros, int8 activations", "linear_float", linear(float_zero, QF_INT8, 16)),
+      row("fp8 weight, fp8 activations", "linear_float", linear(fp8, QF_FP8_E4M3, 16)),
+
+      row("gradient", "linear_backward", backward),
+      row("norm to int8", "rms_norm", norm),
+      row("silu-and-multiply to e4m3", "gated_act", gated),
+  };
+}
+
+std::string expected_kernel(const Case& c, const std::string& family) {
+  std::string info(qf_info(nullptr, 0) + 1, '\0');
+  info.resize(qf_info(info.data(), info.size()));
+  const std::string isa = nlohmann::json::parse(info).at("cpu").at("isa");
+  if (isa == "scalar" || family.empty()) return c.op + "_ref";
+  return family + (isa == "avx2" ? "_avx2" : "_avx512");
+}
+
+TEST(Selection, OnTheCpu) {
+  for (const Row& r : rows()) {
+    const CasePtr c = r.make();
+    c->make({QF_CPU, 0}, 1, 2);
+    const std::string chosen = verdicts_on(*c).chosen;
+    EXPECT_EQ(chosen, expected_kernel(*c, r.family)) << c->op << ": " << r.name;
+
+    // What explain says is what runs.
+    ASSERT_EQ(c->run(nullptr, 0, nullptr), QF_OK) << qf_last_error();
+    ASSERT_EQ(c->run(chosen.c_str(), 1, nullptr), QF_OK) << qf_last_error();
+    EXPECT_EQ(c->outputs(0), c->outputs(1)) << c->op << ": " << r.name;
+  }
+}
+
+TEST(Selection, OnCuda) {
+  if (!has_cuda_device()) GTEST_SKIP() << "there is no CUDA device here";
+  const std::vector<std::pair<QuantizeSpec, std::string>> table = {
+      {quantize(QF_INT8, {1, 0}), "quantize_rows_sm75"},
+      {quantize(QF_INT8, {1, 128}), "quantize_rows_sm75"},
+      {quantize(QF_FP8_E4M3, {1, 128}), "quantize_rows_sm75"},
+      {quantize(QF_FP8_E4M3, {0, 0}, QF_SCALE_STATIC), "quantize_rows_sm75"},
+      {quantize(QF_INT4, {1, 128}), ""},  // never moved to the CPU in silence
+  };
+  for (const auto& [spec, kernel] : table) {
+    const CasePtr c = make_case(spec);
+    c->make({QF_CUDA, 0}, 1, 1);
+    EXPECT_EQ(verdicts_on(*c).chosen, kernel) << c->name;
+    EXPECT_EQ(c->run(nullptr, 0, nullptr), kernel.empty() ? QF_UNSUPPORTED : QF_OK) << c->name;
+  }
+}
+
+// Questions need no data: what explain() says of shapes alone is what it says of the tensors.
+TEST(Selection, IsTheSameWithoutData) {
+  for (const std::string& op : operations_with_cases()) {
+    for (const CasePtr& c : test_cases(op)) {
+      const std::string without = verdicts_on(*c).chosen;
+      c->make({QF_CPU, 0}, 1, 1);
+      EXPECT_EQ(without, verdicts_on(*c).chosen) << op << ": " << c->name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quantfuse::cases
