@@ -174,7 +174,7 @@ TEST_P(FloatFormat, EncodesNanAndInfinity) {
       continue;
     }
     EXPECT_TRUE(std::isnan(d_.decode(positive))) << d_.name;
-    EXPECT_EQ(negative, positive | d_.sign_bit()) << d_.name;
+    EXPECT_EQ(negative, d_.saturates ? positive : positive | d_.sign_bit()) << d_.name;  // FP8 drops the sign
   }
   if (d_.nan_code >= 0) {
     EXPECT_EQ(d_.encode(std::numeric_limits<float>::quiet_NaN()), d_.nan_code);

@@ -141,7 +141,8 @@ typedef enum qf_scale_mode QF_ENUM_TYPE {
 /* q[r,c] = saturate(round_to_nearest_even(x[r,c] * (1 / scale)) + zero), all in float32.
  * qmax: INT8 127, INT4 7, E4M3 448, E5M2 57344, E2M1 6. Symmetric unless `zero` is given; then the range is
  * [min(x,0), max(x,0)] over all codes. An E8M0 scale is 2^(floor(log2(max|x|)) - emax), as OCP microscaling has it.
- * NaN becomes code 0 in INT8, INT4 and E2M1 and NaN in FP8; infinities saturate; a scale is never below 2^-126. */
+ * NaN becomes code 0 in INT8, INT4 and E2M1 and NaN (0x7f) in FP8; infinities saturate; a dynamic float32 scale is
+ * never below 2^-126. */
 typedef struct qf_quantize_args {
   const qf_tensor* x;        /* in  [rows, cols] f32|f16|bf16, rows contiguous */
   qf_format format;

@@ -66,7 +66,8 @@ class OpenBlas : public Baseline {
 
 using dnnl::memory;
 
-// A matmul whose weight lies as oneDNN likes it best, reordered once, as a model that is loaded once would have it.
+// A matmul whose weight lies as oneDNN likes it best, reordered once, as a model that is loaded once would
+// have it.
 class OneDnn : public Baseline {
  public:
   OneDnn(const Shape& s, memory::data_type x_type, memory::data_type w_type, memory::data_type y_type,
@@ -118,8 +119,8 @@ class OneDnn : public Baseline {
   std::vector<std::unordered_map<int, memory>> sets_;
 };
 
-// Debian's oneDNN runs on OpenMP, whose setting is found in whichever runtime came with it. With any other runtime the
-// number of threads could not be made the same, so there is no comparison then.
+// Debian's oneDNN runs on OpenMP, whose setting is found in whichever runtime came with it. With any other
+// runtime the number of threads could not be made the same, so there is no comparison then.
 bool set_onednn_threads(int threads) {
   if (dnnl_version()->cpu_runtime != DNNL_RUNTIME_OMP) return false;
   const auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));

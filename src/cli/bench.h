@@ -52,7 +52,8 @@ struct RowOptions {
 // Throws std::runtime_error with the library's words where no kernel accepts or the run fails.
 Row measure_row(const Spec&, const Machine&, const RowOptions&);
 void check_memory(const Spec&);  // throws UsageError where the problem is larger than the machine
-// The kernel that runs: the forced one or, where that is "", the library's choice. Throws as measure_row does.
+// The kernel that runs: the forced one or, where that is "", the library's choice. Throws as measure_row
+// does.
 std::string selected_kernel(const Spec&, qf_device, const std::string& forced);
 std::vector<std::string> accepting_kernels(const Spec&, qf_device);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One row of a bench: a case in as many copies as the cache does not hold, timed, beside its limit and its baselines.
+// One row of a bench: a case in as many copies as the cache does not hold, timed, beside its limit and its
+// baselines.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -106,8 +107,9 @@ std::string selected_kernel(const Spec& spec, qf_device device, const std::strin
 }
 
 std::vector<std::string> accepting_kernels(const Spec& spec, qf_device device) {
+  const Json json = Json::parse(explain_spec(spec, device, nullptr, false));
   std::vector<std::string> names;
-  for (const Json& c : Json::parse(explain_spec(spec, device, nullptr, false))["candidates"]) {
+  for (const Json& c : json["candidates"]) {
     if (c["accepts"]) names.push_back(c["kernel"]);
   }
   return names;

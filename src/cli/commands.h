@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The commands of the `quantfuse` tool. main.cpp fills an options struct from the command line; the command's own file
-// does the work and returns the exit code. A command throws UsageError for what the user should have typed otherwise.
+// The commands of the `quantfuse` tool. main.cpp fills an options struct from the command line; the command's
+// own file does the work and returns the exit code. A command throws UsageError for what the user should have
+// typed otherwise.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `quantfuse demo`: one layer of a language model in each scheme: how small, how exact, how fast, by which kernel.
+// `quantfuse demo`: one layer of a language model in each scheme: how small, how exact, how fast, by which
+// kernel.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,8 +43,8 @@ cases::LinearSpec spec_of(const Scheme& scheme, const FloatLayer& layer, int64_t
   return std::get<cases::LinearSpec>(spec_from_options("linear", o));
 }
 
-// The kernel that runs for this shape, on random numbers, against the reference kernel: element by element, within the
-// derived bound.
+// The kernel that runs for this shape, on random numbers, against the reference kernel: element by element,
+// within the derived bound.
 std::string check_kernel(const cases::LinearSpec& spec) {
   const cases::CasePtr c = cases::make_case(spec);
   c->make({QF_CPU, 0}, /*seed=*/1, /*copies=*/1);

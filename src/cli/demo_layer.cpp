@@ -40,8 +40,8 @@ void parallel(int64_t count, const Work& work) {
 
 }  // namespace
 
-// Student's t with 8 degrees of freedom has about the tails of trained weights (kurtosis 4.5); a hundredth of the inputs
-// are ten times as large as the others, as in the hidden states of real models.
+// Student's t with 8 degrees of freedom has about the tails of trained weights (kurtosis 4.5); a hundredth of
+// the inputs are ten times as large as the others, as in the hidden states of real models.
 FloatLayer::FloatLayer(int64_t n, int64_t k, int64_t tokens)
     : n(n),
       k(k),

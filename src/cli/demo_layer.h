@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The layer that `quantfuse demo` shows: in float32, and in one scheme, through the C interface as any program would.
+// The layer that `quantfuse demo` shows: in float32, and in one scheme, through the C interface as any
+// program would.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,8 @@ struct FloatLayer {
   float dot(int64_t token, int64_t row) const;
 };
 
-// The layer in one scheme, with as many copies of the packed weight as make every call find it in memory, not in a cache.
+// The layer in one scheme, with as many copies of the packed weight as make every call find it in memory, not
+// in a cache.
 class QuantizedLayer {
  public:
   QuantizedLayer(const FloatLayer& layer, const cases::LinearSpec& spec, double cache_bytes);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loops that do nothing but the one thing they measure. Each is compiled for its own instructions by a target attribute
-// and chosen by what the CPU has; accumulators are many enough to cover the latency of the instruction (4 or 5 cycles,
-// two of them a cycle), and they start from different numbers, or the compiler would see that they are all one. What a
-// loop returns is any part of its sums: it only has to depend on them.
+// Loops that do nothing but the one thing they measure. Each is compiled for its own instructions by a target
+// attribute and chosen by what the CPU has; accumulators are many enough to cover the latency of the
+// instruction (4 or 5 cycles, two of them a cycle), and they start from different numbers, or the compiler
+// would see that they are all one. What a loop returns is any part of its sums: it only has to depend on
+// them.
 #include "limits.h"
 
 #include <algorithm>
@@ -79,7 +80,8 @@ double dot_scalar(int64_t iterations) {
 
 #if defined(__x86_64__)
 
-// Two pages ahead of the loads a prefetch keeps the memory busy across the 4 KiB pages at which the hardware's stop.
+// Two pages ahead of the loads a prefetch keeps the memory busy across the 4 KiB pages at which the
+// hardware's stop.
 constexpr size_t kPrefetchBytes = 8192;
 
 QF_TARGET("avx2") uint64_t read_avx2(const uint8_t* data, size_t bytes) {
@@ -130,8 +132,8 @@ QF_TARGET("avx512f") double fma_avx512(int64_t iterations) {
   return first_of<float>(acc);
 }
 
-// Without VNNI an 8-bit dot product takes three instructions. The empty asm makes the operand new every time: the
-// compiler would otherwise take the products, which do not change, out of the loop.
+// Without VNNI an 8-bit dot product takes three instructions. The empty asm makes the operand new every time:
+// the compiler would otherwise take the products, which do not change, out of the loop.
 QF_TARGET("avx2") double dot_avx2(int64_t iterations) {
   __m256i acc[kAccumulators];
   for (int j = 0; j < kAccumulators; ++j) acc[j] = _mm256_set1_epi32(j);
@@ -214,7 +216,8 @@ double time_on_threads(int threads, Work work) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// `amount` per nanosecond in the best of many passes: a limit is what the machine does when nothing disturbs it.
+// `amount` per nanosecond in the best of many passes: a limit is what the machine does when nothing disturbs
+// it.
 template <class Work>
 double best_rate(double amount, int threads, Work work) {
   double best = 0;

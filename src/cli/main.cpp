@@ -33,17 +33,15 @@ constexpr const char* kBenchExamples =
     "  quantfuse bench quantize --format int8 --m 4096 --n 4096 --device cuda\n"
     "  quantfuse bench norm --out-quant int8 --residual --m 512 --n 4096\n"
     "  quantfuse bench --suite cpu --json cpu.json\n"
-    "Times are medians, after a warm-up, of at least 20 calls and --seconds of time (fewer calls where one "
-    "takes very\n"
-    "long), over copies of the data that are together more than 3 times the last cache, so that a weight "
-    "comes from\n"
-    "memory as it does in a model. GFLOP/s counts 2 m n k; bytes counts every input read once and every "
-    "output written\n"
-    "once. '% roofline' is the least time the machine could take over the time taken: the larger of bytes "
-    "over the read\n"
-    "bandwidth and, for products, operations over the arithmetic peak, both measured in the same run. 'x "
-    "baseline' is\n"
-    "against the quickest of OpenBLAS and oneDNN FP32, or oneDNN INT8 for INT8 x INT8, on as many threads.";
+    "\n"
+    "Times are medians, after a warm-up, of at least 20 calls and --seconds of time (fewer calls where\n"
+    "one takes very long), over copies of the data that are together more than 3 times the last cache,\n"
+    "so that a weight comes from memory as it does in a model. GFLOP/s counts 2 m n k; GB/s counts\n"
+    "every input read once and every output written once. '% roofline' is the least time the machine\n"
+    "could take over the time taken: the larger of bytes over the read bandwidth and, for products on\n"
+    "the CPU, operations over the arithmetic peak, both measured in the same run. 'x baseline' is\n"
+    "against the quickest of OpenBLAS and oneDNN FP32, or oneDNN INT8 for INT8 x INT8, on as many\n"
+    "threads.";
 
 constexpr const char* kVerifyExamples =
     "Examples:\n"

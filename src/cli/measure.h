@@ -16,15 +16,17 @@ struct Timing {
 };
 Timing summarize(std::vector<double> microseconds);
 
-// Runs call(0), call(1), ... call(copies - 1), call(0), ...: first to warm up, then for `seconds` and at least 20 times;
-// where that takes ten times `seconds`, five times will do. Calls too short for the clock are timed several at once.
+// Runs call(0), call(1), ... call(copies - 1), call(0), ...: first to warm up, then for `seconds` and at
+// least 20 times; where that takes ten times `seconds`, five times will do. Calls too short for the clock are
+// timed several at once.
 Timing measure(const std::function<void(int copy)>& call, int copies, double seconds);
 
-// How many copies of `bytes` are more than three times the cache: by the time one comes round again it is cold.
+// How many copies of `bytes` are more than three times the cache: by the time one comes round again it is
+// cold.
 int copies_beyond_cache(double bytes, double cache_bytes);
 
-// Waits until the idle threads of whichever runtime ran last (OpenMP's, OpenBLAS's, ours) no longer spin for work and so
-// leave the CPUs to the next.
+// Waits until the idle threads of whichever runtime ran last (OpenMP's, OpenBLAS's, ours) no longer spin for
+// work and so leave the CPUs to the next.
 void let_idle_threads_sleep();
 
 // ---- CUDA; in a build without it these throw ----
@@ -34,8 +36,8 @@ struct GpuLimits {
   std::string runtime;  // "13.0"
 };
 GpuLimits measure_gpu_limits(int id);
-// As measure(); the calls are captured into a graph and its replays are timed by events, so that what is measured is the
-// device's time and not the host's.
+// As measure(); the calls are captured into a graph and its replays are timed by events, so that what is
+// measured is the device's time and not the host's.
 Timing measure_on_gpu(int id, const std::function<void(int copy, void* stream)>& call, int copies,
                       double seconds);
 

@@ -16,8 +16,9 @@ using Json = nlohmann::ordered_json;
 enum class Style { plain, bold, dim, good, bad, note };
 std::string styled(Style style, const std::string& text);
 
-// A file that appears whole or not at all. The constructor already tries to write beside `path`, so that a command finds
-// out before its work, not after; it throws UsageError. An empty path makes every method a no-op.
+// A file that appears whole or not at all. The constructor already tries to write beside `path`, so that a
+// command finds out before its work, not after; it throws UsageError. An empty path makes every method a
+// no-op.
 class JsonFile {
  public:
   explicit JsonFile(const std::string& path);
@@ -51,7 +52,8 @@ class Table {
   std::vector<Column> columns_;
 };
 
-// One line on standard error that is overwritten as work goes on; silent where standard error is not a terminal.
+// One line on standard error that is overwritten as work goes on; silent where standard error is not a
+// terminal.
 class Progress {
  public:
   explicit Progress(size_t total);

@@ -33,8 +33,9 @@ Row overhead_row(const Machine& machine, std::string name, const Spec& spec, con
   return row;
 }
 
-// A copy of the library's file is another library to the loader, so it can be loaded afresh in this process. What it
-// needs from the system (libstdc++, libm) is in memory already, as it is in a process of Python with NumPy.
+// A copy of the library's file is another library to the loader, so it can be loaded afresh in this process.
+// What it needs from the system (libstdc++, libm) is in memory already, as it is in a process of Python with
+// NumPy.
 std::optional<double> load_and_call_us(const TinyQuantize& problem) {
   namespace fs = std::filesystem;
   Dl_info where = {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the words of the command line (`linear --weight int4 --group 128 --m 1 ...`) to a problem of one operation, in the
-// form that explain, bench and the cases share: the specs of cases/case.h.
+// From the words of the command line (`linear --weight int4 --group 128 --m 1 ...`) to a problem of one
+// operation, in the form that explain, bench and the cases share: the specs of cases/case.h.
 #pragma once
 
 #include <cstdint>
@@ -52,8 +52,8 @@ std::string size_text(int64_t m, int64_t n, int64_t k);  // "m=1 n=4096 k=4096";
 Spec spec_from_options(const std::string& op, const ProblemOptions&);
 cases::CasePtr case_from_spec(const Spec&);
 
-// {"chosen": NAME or null, "candidates": [...]}, asked of the library without any data. Throws UsageError with the
-// library's message where the problem itself is wrong.
+// {"chosen": NAME or null, "candidates": [...]}, asked of the library without any data. Throws UsageError
+// with the library's message where the problem itself is wrong.
 std::string explain_spec(const Spec&, qf_device device, const char* kernel, bool is_strict);
 
 }  // namespace quantfuse::cli

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tensor for calls of the C interface: it owns its shape and, where asked for, its memory. Without memory it describes
-// a problem to qf_OP_explain.
+// A tensor for calls of the C interface: it owns its shape and, where asked for, its memory. Without memory
+// it describes a problem to qf_OP_explain.
 #pragma once
 
 #include <array>

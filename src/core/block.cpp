@@ -48,7 +48,7 @@ void check_scale_values(const Arguments& arg, const char* name, const Matrix& sc
     const bool is_float = scale.dtype == DType::f32;
     const float value = is_float ? static_cast<const float*>(scale.data)[i]
                                  : E8m0::decode(static_cast<const uint8_t*>(scale.data)[i]);
-    if (is_finite(value) && value > 0) continue;
+    if (is_finite(value) && value > 0 && is_finite(1.0f / value)) continue;
     arg.fail(std::string(name) + " has the value " + std::to_string(value) + " at index " + std::to_string(i) +
              ", expected finite and positive scales");
   }

@@ -14,7 +14,7 @@ qf_block resolve_block(const Arguments& arg, const char* name, qf_block block, i
 Matrix expect_scale(Arguments& arg, const char* name, const qf_tensor* tensor, qf_block block, int64_t rows,
                     int64_t cols, std::initializer_list<DType> allowed);
 
-// Fails unless every scale is finite and positive (E8M0: not NaN). Reads CPU memory only; on a GPU it would have to
+// Fails unless every scale and its inverse are finite and positive (E8M0: not NaN). Reads CPU memory only; on a GPU it would have to
 // synchronise, so there a bad scale gives the result that arithmetic gives.
 void check_scale_values(const Arguments& arg, const char* name, const Matrix& scale);
 

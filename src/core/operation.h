@@ -115,7 +115,6 @@ qf_status workspace(const typename Op::Args* args, const qf_call* call_or_null, 
     arguments.require(args != nullptr, "args is null");
     arguments.require(bytes != nullptr, "bytes is null");
     const auto problem = Op::parse(*args, arguments);
-    const DeviceScope scope(arguments.device());
     *bytes = 0;
     if (Op::is_empty(problem)) return;
     *bytes = select_or_fail<Op>(problem, arguments.device(), call).kernel->workspace_bytes(problem);
@@ -131,7 +130,6 @@ size_t explain(const typename Op::Args* args, const qf_call* call_or_null, char*
     Arguments arguments(Op::name, /*needs_data=*/false);
     arguments.require(args != nullptr, "args is null");
     const auto problem = Op::parse(*args, arguments);
-    const DeviceScope scope(arguments.device());
     std::vector<Candidate> candidates(Op::kernels().size());
     const auto chosen = select<Op>(problem, arguments.device(), call, candidates);
     length = copy_text(explain_json(chosen.index, candidates), json, capacity);

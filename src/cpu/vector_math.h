@@ -98,7 +98,7 @@ QF_INLINE typename S::I encode_small(typename S::F x) {
   const I magnitude = S::add(steps, S::template shr<kDropped>(S::sub(exponent, S::set1(kSmallestNormal))));
   const I sign = S::and_(S::template shr<31 - E - M>(S::bits(x)), S::set1(1 << (E + M)));
   const I code = S::or_(sign, magnitude);
-  return S::select(S::is_nan(x), HasNan ? S::or_(code, S::set1((1 << (E + M)) - 1)) : S::zero_i(), code);
+  return S::select(S::is_nan(x), HasNan ? S::set1((1 << (E + M)) - 1) : S::zero_i(), code);
 }
 
 template <class S>

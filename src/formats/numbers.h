@@ -11,7 +11,7 @@
 //   e8m0      0      8         0     127    2^127    2^-127                        NaN = 255
 //
 // Encoding rounds to nearest, ties to even. FP8 and FP4 saturate: beyond the largest, infinity included, comes the
-// largest. NaN stays NaN in FP8 and becomes 0 in FP4, which has none. f16 and bf16 overflow to infinity, as IEEE has it.
+// largest. NaN of either sign becomes 0x7f in FP8 (GPUs drop the sign) and 0 in FP4, which has none. f16 and bf16 overflow to infinity, as IEEE has it.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ struct SmallFloat {
     const uint32_t u = float_bits(x);
     const uint32_t sign = (u >> 31) << (E + M);
     uint32_t a = u & 0x7fffffffu;
-    if (a > 0x7f800000u) return static_cast<uint8_t>(HasNan ? sign | kNan : 0);
+    if (a > 0x7f800000u) return static_cast<uint8_t>(HasNan ? kNan : 0);
     uint32_t code;
     if (a < static_cast<uint32_t>(128 - Bias) << 23) {
       // Below the smallest normal, 2^(1 - Bias): adding 2^(23 + 1 - Bias - M) makes one unit of the float's last place

@@ -21,11 +21,14 @@ namespace quantfuse::linear_backward {
 
 // Rows of dy that are streamed past; with more of them the accumulators cost more than the decoding.
 inline constexpr int64_t kMaxStreamRows = 4;
+QF_INLINE constexpr int64_t stream_rows(int64_t m) {
+  return m == 3 ? 4 : m;
+}  // there are streams of 1, 2 and 4
 // Rows of w that a stream adds per load of its accumulators, and their number: 16 KB, half of an L1 cache.
 inline constexpr int64_t kRowsAtOnce = 4;
 inline constexpr int64_t kStreamSums = 4096;
-// Columns are divided by the cache line of 4-bit codes. A tile's slice has four such units: rows of w lie in different
-// pages, and with one unit per row the misses of the TLB took longer than the decoding itself.
+// Columns are divided by the cache line of 4-bit codes. A tile's slice has up to four such units, because rows of w lie
+// in different pages: a longer stretch of each row costs fewer misses of the TLB.
 inline constexpr int64_t kUnitColumns = 128;
 inline constexpr int64_t kMaxSliceUnits = 4;
 // Rows of a decoded block. A panel of it takes 8 KB and stays in an L1 cache while the tiles of dy go by.
@@ -42,18 +45,18 @@ struct Plan {
   int64_t batch;  // rows of dy at a time
   int64_t units;  // of columns
   int64_t max_threads;
-  int64_t packed_dy, block, sums, groups, converted;  // floats, each a multiple of 16
+  int64_t packed_dy, block, sums, groups, converted;  // floats
 
   QF_INLINE explicit Plan(const Problem& p) {
     is_stream = p.m <= kMaxStreamRows;
-    batch =
-        is_stream ? (p.m == 3 ? 4 : p.m) : round_up(ceil_div(p.m, ceil_div(p.m, kMaxBatch)), kMaxTileRows<S>);
+    const int64_t num_batches = ceil_div(p.m, kMaxBatch);
+    batch = is_stream ? stream_rows(p.m) : round_up(ceil_div(p.m, num_batches), kMaxTileRows<S>);
     units = ceil_div(p.k, kUnitColumns);
     const int64_t parts = is_stream ? units : units * ceil_div(batch, kMaxTileRows<S>);
     max_threads = parts < kMaxThreads ? parts : kMaxThreads;
-    const int64_t columns = kUnitColumns * (is_stream             ? units + max_threads
-                                            : units > max_threads ? units
-                                                                  : max_threads);
+    // In the hands of all threads: a stream's share is rounded up to units, a tile's is one unit at least.
+    const int64_t tile_units = units > max_threads ? units : max_threads;
+    const int64_t columns = kUnitColumns * (is_stream ? units + max_threads : tile_units);
     packed_dy = is_stream ? 0 : round_up(batch * p.n, 16);
     block = is_stream ? 0 : columns * kBlockRows;
     sums = columns * batch;
@@ -64,7 +67,7 @@ struct Plan {
 
   QF_INLINE int64_t bytes() const { return 4 * (packed_dy + block + sums + groups + converted); }
   QF_INLINE int64_t converted_of_thread(const Problem& p, int64_t columns) const {
-    return round_up((is_stream ? kRowsAtOnce : 1) * 2 * max_groups<S>(p.weight, columns), 16);
+    return round_up((is_stream ? kRowsAtOnce : 1) * 2 * max_groups(p.weight, columns), 16);
   }
 };
 
@@ -324,10 +327,9 @@ void launch(const Problem& p, const Launch& launch) {
   const Plan<S> plan(p);
   choose_value<QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1>(
       p.weight.format, [&](auto format) __attribute__((always_inline)) {
-        switch (p.m) {
+        switch (stream_rows(p.m)) {
           case 1: return stream<S, format.value, 1>(p, plan, launch.workspace);
           case 2: return stream<S, format.value, 2>(p, plan, launch.workspace);
-          case 3:
           case 4: return stream<S, format.value, 4>(p, plan, launch.workspace);
           default: return multiply<S, format.value>(p, plan, launch.workspace);
         }

@@ -25,7 +25,6 @@ template <class S>
 inline constexpr int64_t kPanelColumns = 2 * S::kLanes;
 
 // How many scales one row of a range of at most `columns` columns can have.
-template <class S>
 QF_INLINE int64_t max_groups(const Weight& w, int64_t columns) {
   return w.g_idx || w.num_groups < columns ? w.num_groups : columns;
 }

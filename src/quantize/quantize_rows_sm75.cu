@@ -128,22 +128,12 @@ __device__ uint32_t encode4(const float* x, float inverse, int zero) {
     auto pack = [](float low, float high) -> uint32_t {
       return Format == QF_FP8_E4M3 ? ptx::pack_e4m3(low, high) : ptx::pack_e5m2(low, high);
     };
-    uint32_t codes = pack(v[0], v[1]) | pack(v[2], v[3]) << 16;
-    // Products and conversions lose the sign of NaN. A byte of 0x7f, and no other, leaves its top bit clear
-    // in this sum.
-    if (((~codes & 0x7f7f7f7fu) + 0x7f7f7f7fu & 0x80808080u) != 0x80808080u) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (is_nan(x[i])) codes |= (float_bits(x[i]) >> 31) << (8 * i + 7);
-      }
-    }
-    return codes;
+    return pack(v[0], v[1]) | pack(v[2], v[3]) << 16;
 #else
     uint32_t codes = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float signed_value = is_nan(x[i]) ? x[i] : v[i];  // a product loses the sign of NaN
-      const uint32_t code = Format == QF_FP8_E4M3 ? E4m3::encode(signed_value) : E5m2::encode(signed_value);
+      const uint32_t code = Format == QF_FP8_E4M3 ? E4m3::encode(v[i]) : E5m2::encode(v[i]);
       codes |= code << (8 * i);
     }
     return codes;

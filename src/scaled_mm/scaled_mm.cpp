@@ -7,14 +7,15 @@ namespace quantfuse::scaled_mm {
 namespace {
 
 // Codes [rows, cols], two per byte along cols where they have 4 bits.
-Matrix expect_codes(Arguments& arg, const char* name, const qf_tensor* tensor, qf_format format, Dim& rows, Dim& cols,
-                    const char* half_name) {
+Matrix expect_codes(Arguments& arg, const char* name, const qf_tensor* tensor, qf_format format, Dim& rows,
+                    Dim& cols, const char* half_name) {
   if (!is_packed_4bit(format)) return arg.expect(name, tensor).shape(rows, cols).codes(format).matrix();
   Dim bytes{half_name, ceil_div(cols, 2)};
   return arg.expect(name, tensor).shape(rows, bytes).codes(format).matrix();
 }
 
-// The number of columns of a: as given, or from the shape of a, which does not tell it where codes are two per byte.
+// The number of columns of a: as given, or from the shape of a, which does not tell it where codes are two
+// per byte.
 Dim resolve_k(const Arguments& arg, const qf_scaled_mm_args& a) {
   if (a.k < 0) arg.fail("k is " + std::to_string(a.k) + ", expected 0 (from the shape of a) or more");
   if (a.k > 0 || !is_packed_4bit(a.a_format) || !a.a || a.a->ndim != 2 || !a.a->shape || a.a->shape[1] == 0) {
@@ -31,8 +32,8 @@ struct Scale {
 };
 
 // Over [rows, k]. Without a scale, or with nothing to scale, the block is the whole matrix.
-Scale parse_scale(Arguments& arg, const char* name, const qf_tensor* tensor, const char* block_name, qf_block block,
-                  int64_t rows, int64_t k) {
+Scale parse_scale(Arguments& arg, const char* name, const qf_tensor* tensor, const char* block_name,
+                  qf_block block, int64_t rows, int64_t k) {
   Scale whole = {{}, resolve_block(arg, block_name, {0, 0}, rows, k)};
   if (!tensor) return whole;
   const qf_block resolved = resolve_block(arg, block_name, block, rows, k);
@@ -54,8 +55,8 @@ Problem Op::parse(const Args& a, Arguments& arg) {
   check_format(arg, "a_format", a.a_format, {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2});
   check_format(arg, "b_format", a.b_format, {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2});
   if (is_integer(a.a_format) != is_integer(a.b_format)) {
-    arg.fail(std::string("a_format is ") + format_name(a.a_format) + " and b_format is " + format_name(a.b_format) +
-             ", expected both integer or both FP8");
+    arg.fail(std::string("a_format is ") + format_name(a.a_format) + " and b_format is " +
+             format_name(a.b_format) + ", expected both integer or both FP8");
   }
   arg.require(a.b_order == QF_NK || a.b_order == QF_KN, "b_order is unknown, expected QF_NK or QF_KN");
 
@@ -70,15 +71,17 @@ Problem Op::parse(const Args& a, Arguments& arg) {
 
   if (p.is_exact()) {
     arg.require(is_integer(a.a_format), "c has type i32, and the codes are FP8; expected f32, f16 or bf16");
-    arg.require(!a.a_scale && !a.b_scale && !a.bias,
-                "c has type i32, the sum of the codes' products: expected no a_scale, no b_scale and no bias");
+    arg.require(
+        !a.a_scale && !a.b_scale && !a.bias,
+        "c has type i32, the sum of the codes' products: expected no a_scale, no b_scale and no bias");
   }
   const Scale a_scale = parse_scale(arg, "a_scale", a.a_scale, "a_block", a.a_block, p.m, p.k);
   const Scale b_scale = parse_scale(arg, "b_scale", a.b_scale, "b_block", a.b_block, p.n, p.k);
   p.a_scale = a_scale.values, p.a_block = a_scale.block;
   p.b_scale = b_scale.values, p.b_block = b_scale.block;
 
-  arg.require(is_integer(a.a_format) || (!a.a_zero && !a.b_zero), "zero points are given, but the codes are FP8");
+  arg.require(is_integer(a.a_format) || (!a.a_zero && !a.b_zero),
+              "zero points are given, but the codes are FP8");
   p.a_zero = parse_zero(arg, "a_zero", a.a_zero, m);
   p.b_zero = parse_zero(arg, "b_zero", a.b_zero, n);
   if (a.bias) p.bias = arg.expect("bias", a.bias).shape(n).dtype(kFloats).vector();

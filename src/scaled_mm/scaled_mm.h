@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// c[m,n] = sum over k of (a[m,k] - a_zero[m]) * a_scale[m,k] * (b[n,k] - b_zero[n]) * b_scale[n,k], plus bias[n]
+// c[m,n] = sum over k of (a[m,k] - a_zero[m]) * a_scale[m,k] * (b[n,k] - b_zero[n]) * b_scale[n,k] + bias[n]
 //
-// Codes of a and b are both integers (INT8, INT4) or both FP8. With c of type i32 there are no scales and no bias, and the
-// sum is exact modulo 2^32.
+// Codes of a and b are both integers (INT8, INT4) or both FP8. With c of type i32 there are no scales and no
+// bias, and the sum is exact modulo 2^32.
 #pragma once
 
 #include "core/expect.h"

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One block of c: the loop over its chunks of rows, segments of k, and panels, and what the columns of a panel bring to the
-// epilogue. The arithmetic is that of a Panels type (IntPanels, FloatPanels), which holds totals for a chunk of rows:
+// One block of c: the loop over its chunks of rows, segments of k, and panels, and what the columns of a
+// panel bring to the epilogue. The arithmetic is that of a Panels type (IntPanels, FloatPanels), which holds
+// totals for a chunk of rows:
 //
-//   Panels(batch, block)        columns of every panel
-//   begin(chunk)                clear the totals
-//   add(s, i, b)                totals of panel i += every tile of the chunk times b, the panel's packed segment s
-//   finish()                    write the chunk's rows of c
+//   Panels(batch, block)   columns of every panel
+//   begin(chunk)           clear the totals
+//   add(s, i, b)           totals of panel i += every tile of the chunk times b, its packed segment s
+//   finish()               write the chunk's rows of c
 #pragma once
 
 #include "scaled_mm/scaled_mm_pack.h"
 
 namespace quantfuse::scaled_mm {
 
-// What each column of a panel brings to the epilogue. Columns beyond n have zeros.
+// What each column of a panel brings to the epilogue. Those beyond n repeat the first one and are never
+// stored.
 template <class S>
 struct Columns {
   static constexpr int64_t kCols = 2 * S::kLanes;
@@ -34,11 +36,12 @@ struct Columns {
     S::store(bias, S::zero());
     S::store(bias + S::kLanes, S::zero());
     if (!p.bias) return;
-    choose_float(p.bias.dtype, [&](auto type) __attribute__((always_inline)) {
-      const auto* from = p.bias.as<const typename decltype(type)::type>() + col;
-      S::store(bias, S::load(from, count));
-      S::store(bias + S::kLanes, S::load(from + S::kLanes, count - S::kLanes));
-    });
+    choose_float(
+        p.bias.dtype, [&](auto type) __attribute__((always_inline)) {
+          const auto* from = p.bias.as<const typename decltype(type)::type>() + col;
+          S::store(bias, S::load(from, count));
+          S::store(bias + S::kLanes, S::load(from + S::kLanes, count - S::kLanes));
+        });
   }
 
   // Scales of one group along k.
@@ -64,8 +67,9 @@ struct Chunk {
   int64_t row0, row1;
 };
 
+// Not inlined: the stack should hold the buffers of one format, not of all that a caller chooses from.
 template <class S, class Panels, qf_format Format>
-QF_INLINE void multiply_segments(const Batch& batch, const Block& block) {
+__attribute__((noinline)) void multiply_segments(const Batch& batch, const Block& block) {
   constexpr int64_t L = S::kLanes;
   alignas(64) uint32_t packed[kMaxPackedLength / 4 * 2 * L];
   Panels panels(batch, block);

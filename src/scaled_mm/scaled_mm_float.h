@@ -2,9 +2,10 @@
 //
 // The product of FP8 codes in float32: x86 has no FP8 arithmetic, and every FP8 number is a float32.
 //
-//   b  packed codes --decode--> 16 KB of floats in L1 --fma with tiles of 12 (6) rows--> times both scales --> totals
+//   b  packed codes --decode--> 16 KB of floats in L1 --fma with tiles of 12 (6) rows--> * scales --> totals
 //
-// A sum is one fma chain per segment of at most 128 k, times the scales, added to the total: the same bits for every m.
+// A sum is one fma chain per segment of at most 128 k, times the scales, added to the total: the same bits
+// for every m.
 #pragma once
 
 #include "cpu/panel_codes.h"
@@ -13,7 +14,9 @@
 namespace quantfuse::scaled_mm {
 
 inline constexpr int64_t kFloatSegment = 128;
-inline constexpr Blocking kFloatBlocking[] = {{1, kFloatSegment, 1, 192}, {1, kFloatSegment, 8, 96}};  // by qf_order
+// By qf_order. Fewer rows than 96 do not pay for decoding a panel; with long k, more leave the L2 cache and
+// gain nothing.
+inline constexpr Blocking kFloatBlocking[] = {{1, kFloatSegment, 1, 96, 192}, {1, kFloatSegment, 8, 96, 96}};
 
 QF_INLINE Requirements accepts_float(const Problem& p) {
   Requirements r;
@@ -31,11 +34,12 @@ __attribute__((noinline)) void prepare_float_tile(const Batch& batch, int64_t ro
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t r = batch.first_row + row + i;
       const char* codes = p.a.row_bytes_at(r) + segment.begin;
-      choose_value<QF_FP8_E4M3, QF_FP8_E5M2>(p.a_format, [&](auto format) __attribute__((always_inline)) {
-        for (int64_t k = 0; k < segment.count; k += S::kLanes) {
-          S::store(values[i] + k, decode_fp8<S, format.value>(S::load_u8(codes + k, segment.count - k)));
-        }
-      });
+      choose_value<QF_FP8_E4M3, QF_FP8_E5M2>(
+          p.a_format, [&](auto format) __attribute__((always_inline)) {
+            for (int64_t k = 0; k < segment.count; k += S::kLanes) {
+              S::store(values[i] + k, decode_fp8<S, format.value>(S::load_u8(codes + k, segment.count - k)));
+            }
+          });
       batch.scales_at(s)[row + i] = p.a_scale_at(r, segment.a_group);
     }
     auto* out = reinterpret_cast<float*>(batch.tile_at(segment, row, segment.count));
@@ -47,8 +51,8 @@ __attribute__((noinline)) void prepare_float_tile(const Batch& batch, int64_t ro
 
 // totals += the product of a tile and a segment of b, scaled.
 template <class S, int MT>
-__attribute__((noinline)) void add_float_tile(const Columns<S>& columns, const float* a, const float* b, int64_t k,
-                                              const float* a_scales, float* totals) {
+__attribute__((noinline)) void add_float_tile(const Columns<S>& columns, const float* a, const float* b,
+                                              int64_t k, const float* a_scales, float* totals) {
   constexpr int64_t L = S::kLanes;
   FloatTile<S, MT> tile;
   tile.clear();
@@ -63,7 +67,8 @@ __attribute__((noinline)) void add_float_tile(const Columns<S>& columns, const f
 template <class S, qf_format Format>
 class FloatPanels {
  public:
-  QF_INLINE FloatPanels(const Batch& batch, const Block& block) : batch_(batch), p_(batch.p), panels_(block.panels) {
+  QF_INLINE FloatPanels(const Batch& batch, const Block& block)
+      : batch_(batch), p_(batch.p), panels_(block.panels) {
     for (int64_t i = 0; i < panels_; ++i) columns_[i].init(p_, block.panel + i, 0);
   }
 
@@ -79,10 +84,11 @@ class FloatPanels {
     columns_[i].load_scales(p_, segment.b_group);
     for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {
       const auto* a = reinterpret_cast<const float*>(batch_.tile_at(segment, row, segment.count));
-      choose_tile_rows<S>(batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
-        add_float_tile<S, mt.value>(columns_[i], a, decoded, segment.count, batch_.scales_at(s) + row,
-                                    totals_ + at(i, row));
-      });
+      choose_tile_rows<S>(
+          batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
+            add_float_tile<S, mt.value>(columns_[i], a, decoded, segment.count, batch_.scales_at(s) + row,
+                                        totals_ + at(i, row));
+          });
     }
   }
 
@@ -111,9 +117,10 @@ class FloatPanels {
 
 template <class S>
 __attribute__((noinline)) void multiply_float(const Batch& batch, const Block& block) {
-  choose_value<QF_FP8_E4M3, QF_FP8_E5M2>(batch.p.b_format, [&](auto format) __attribute__((always_inline)) {
-    multiply_segments<S, FloatPanels<S, format.value>, format.value>(batch, block);
-  });
+  choose_value<QF_FP8_E4M3, QF_FP8_E5M2>(
+      batch.p.b_format, [&](auto format) __attribute__((always_inline)) {
+        multiply_segments<S, FloatPanels<S, format.value>, format.value>(batch, block);
+      });
 }
 
 // ---- The call ----

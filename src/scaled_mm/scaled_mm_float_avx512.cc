@@ -14,6 +14,7 @@ void launch(const Problem& p, const Launch& launch) { scaled_mm::launch_float<Av
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"scaled_mm_float_avx512", Target::avx512, accepts, workspace_bytes, launch};
+extern const Kernel<Problem> entry = {"scaled_mm_float_avx512", Target::avx512, accepts, workspace_bytes,
+                                      launch};
 
 }  // namespace quantfuse::scaled_mm_float_avx512

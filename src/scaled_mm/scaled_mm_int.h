@@ -5,19 +5,23 @@
 //   with u = b + offset (unsigned), and sums over a segment of k:
 //   sum (a - za)(b - zb) = sum a u - (offset + zb) * sum a - za * (sum b - count * zb)
 //
-// One scale for all of k: int32 totals over all segments, exact modulo 2^32; the epilogue adds the terms and scales.
-// Several: each segment's int32 sum is scaled and added to float32 totals.
+// One scale for all of k: int32 totals over all segments, exact modulo 2^32; the epilogue adds the terms and
+// scales. Several scales: each segment's int32 sum is scaled and added to float32 totals.
+//
+// For any shape, order and scales. scaled_mm_int_dot.h is better for a few rows.
 #pragma once
 
 #include "scaled_mm/scaled_mm_block.h"
 
 namespace quantfuse::scaled_mm {
 
-// 512 k of a panel are 16 KB (8 KB with AVX2), a third of an L1 cache; and 512 * (128 + 255)^2 is far below 2^31.
+// 512 k of a panel are 16 KB (8 KB with AVX2), a third of an L1 cache; 512 * (128 + 255)^2 is far below 2^31.
 inline constexpr int64_t kIntSegment = 512;
-inline constexpr Blocking kIntBlocking[] = {{4, kIntSegment, 1, 192}, {4, 256, 8, 96}};  // by qf_order
+// By qf_order. Fewer rows than 96 do not pay for packing a panel.
+inline constexpr Blocking kIntBlocking[] = {{4, kIntSegment, 1, 96, 192}, {4, 256, 8, 96, 96}};
 
-// Zero points up to which sums of floating results are known not to overflow: those of codes from -128 to 255.
+// Zero points up to which sums of floating results are known not to overflow: those of codes from -128 to
+// 255.
 inline constexpr int32_t kMaxZero = 255;
 
 // Whether int32 holds the sum over all of k: exact results are modulo 2^32 anyway; (128 + 255)^2 * 14639 and
@@ -46,7 +50,8 @@ QF_INLINE Requirements accepts_int(const Problem& p) {
 
 // ---- a ----
 
-// Codes [k, k + count) of row r as signed bytes, zeros behind them up to a whole number of vectors. Returns their sum.
+// Codes [k, k + count) of row r as signed bytes, zeros behind them up to a whole number of vectors. Returns
+// their sum.
 template <class S>
 QF_INLINE int32_t load_row_bytes(const Problem& p, int64_t r, int64_t k, int64_t count, int8_t* out) {
   constexpr int64_t kVector = 4 * S::kLanes;
@@ -56,11 +61,14 @@ QF_INLINE int32_t load_row_bytes(const Problem& p, int64_t r, int64_t k, int64_t
   } else if (k % 2 == 0) {
     const auto eight = S::set1(8);
     for (int64_t i = 0; i < count; i += S::kLanes) {
-      const auto nibble = count - i >= S::kLanes ? S::load_u4(row + (k + i) / 2) : S::load_u4(row + (k + i) / 2, count - i);
+      const auto nibble =
+          count - i >= S::kLanes ? S::load_u4(row + (k + i) / 2) : S::load_u4(row + (k + i) / 2, count - i);
       S::store_u8(out + i, S::sub(S::xor_(nibble, eight), eight));
     }
   } else {
-    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int8_t>(int4_at(reinterpret_cast<const uint8_t*>(row), k + i));
+    for (int64_t i = 0; i < count; ++i) {
+      out[i] = static_cast<int8_t>(int4_at(reinterpret_cast<const uint8_t*>(row), k + i));
+    }
   }
   const int64_t end = round_up(count, kVector);
   __builtin_memset(out + count, 0, static_cast<size_t>(end - count));
@@ -84,9 +92,8 @@ __attribute__((noinline)) void prepare_int_tile(const Batch& batch, int64_t row)
       totals[i] += static_cast<uint32_t>(sum);
       batch.scales_at(s)[row + i] = p.a_scale_at(r, segment.a_group);
     }
-    const int64_t words = ceil_div(segment.count, 4);
-    int32_t* out = batch.tile_at(segment, row, words);
-    for (int64_t w = 0; w < words; ++w, out += rows) {
+    int32_t* out = batch.tile_at(segment, row, segment.words);
+    for (int64_t w = 0; w < segment.words; ++w, out += rows) {
       for (int64_t i = 0; i < rows; ++i) __builtin_memcpy(out + i, bytes[i] + 4 * w, 4);
     }
   }
@@ -108,8 +115,8 @@ struct IntColumns : Columns<S> {
   QF_INLINE void clear() {
     for (int64_t i = 0; i < 2 * L; ++i) sums[i] = 0;
   }
-  // The padding of the last word holds the code 0, which is `offset` here; sum b - count * zb
-  // = sum u - offset * padded count - count * (zero - offset).
+  // sum b - count * zb = sum u - offset * padding - count * (offset + zb): the last word is padded with the
+  // code 0.
   QF_INLINE void add_sums(const uint32_t* packed, int64_t count, int32_t offset) {
     const int64_t words = ceil_div(count, 4), padding = 4 * words - count;
     const auto ones = S::set1(0x01010101);
@@ -122,10 +129,10 @@ struct IntColumns : Columns<S> {
   }
 };
 
-// sum a u -> sum (a - za)(b - zb), for one row and half a panel. Both halves of a segment's arithmetic wrap together.
+// sum a u -> sum (a - za)(b - zb), for one row and half a panel. Everything modulo 2^32.
 template <class S>
-QF_INLINE typename S::I subtract_zeros(const Problem& p, const IntColumns<S>& columns, int half, int32_t a_zero,
-                                       int32_t a_sum, typename S::I sum) {
+QF_INLINE typename S::I subtract_zeros(const Problem& p, const IntColumns<S>& columns, int half,
+                                       int32_t a_zero, int32_t a_sum, typename S::I sum) {
   constexpr int64_t L = S::kLanes;
   sum = S::sub(sum, S::mul(S::load_i(columns.zero + half * L), S::set1(a_sum)));
   if (p.a_zero) sum = S::sub(sum, S::mul(S::load_i(columns.sums + half * L), S::set1(a_zero)));
@@ -134,8 +141,8 @@ QF_INLINE typename S::I subtract_zeros(const Problem& p, const IntColumns<S>& co
 
 // The epilogue of one row where int32 totals cover all of k.
 template <class S>
-QF_INLINE void finish_int_row(const Problem& p, const IntColumns<S>& columns, int64_t r, int32_t a_sum, float a_scale,
-                              const int32_t* totals) {
+QF_INLINE void finish_int_row(const Problem& p, const IntColumns<S>& columns, int64_t r, int32_t a_sum,
+                              float a_scale, const int32_t* totals) {
   constexpr int64_t L = S::kLanes;
   const int32_t a_zero = p.a_zero_at(r);
   const auto sum0 = subtract_zeros<S>(p, columns, 0, a_zero, a_sum, S::load_i(totals));
@@ -155,25 +162,25 @@ QF_INLINE void finish_int_row(const Problem& p, const IntColumns<S>& columns, in
 
 // totals += the product of a tile and a packed segment.
 template <class S, int MT>
-__attribute__((noinline)) void add_int_tile(const int32_t* a, const uint32_t* b, int64_t words, int32_t* totals) {
+__attribute__((noinline)) void add_int_tile(const int32_t* a, const uint32_t* b, int64_t words,
+                                            int32_t* totals) {
   constexpr int64_t L = S::kLanes;
   IntTile<S, MT> tile;
-#pragma GCC unroll 16
-  for (int m = 0; m < MT; ++m) {
-    tile.acc[m][0] = S::sums(S::load_i(totals + m * 2 * L)), tile.acc[m][1] = S::sums(S::load_i(totals + (m * 2 + 1) * L));
-  }
+  unrolled<2 * MT>([&](auto i) __attribute__((always_inline)) {
+    tile.acc[i / 2][i % 2] = S::sums(S::load_i(totals + i * L));
+  });
   tile.add(a, b, words);
-#pragma GCC unroll 16
-  for (int m = 0; m < MT; ++m) {
-    S::store_i(totals + m * 2 * L, S::ints(tile.acc[m][0])), S::store_i(totals + (m * 2 + 1) * L, S::ints(tile.acc[m][1]));
-  }
+  unrolled<2 * MT>([&](auto i) __attribute__((always_inline)) {
+    S::store_i(totals + i * L, S::ints(tile.acc[i / 2][i % 2]));
+  });
 }
 
 // The same without zero points and scaled. `row`: the tile's first in c; a_sums, a_scales: of its rows.
 template <class S, int MT>
-__attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntColumns<S>& columns, int64_t row,
-                                                   const int32_t* a, const uint32_t* b, int64_t words,
-                                                   const int32_t* a_sums, const float* a_scales, float* totals) {
+__attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntColumns<S>& columns,
+                                                   int64_t row, const int32_t* a, const uint32_t* b,
+                                                   int64_t words, const int32_t* a_sums,
+                                                   const float* a_scales, float* totals) {
   constexpr int64_t L = S::kLanes;
   IntTile<S, MT> tile;
   tile.clear();
@@ -212,15 +219,16 @@ class IntPanels {
     if (p_.a_zero) columns.add_sums(b, segment.count, code_offset(p_.b_format));
     for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {
       const int32_t* a = batch_.tile_at(segment, row, segment.words);
-      choose_tile_rows<S>(batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
-        if (is_int_) {
-          add_int_tile<S, mt.value>(a, b, segment.words, totals_.ints + at(i, row));
-        } else {
-          add_scaled_int_tile<S, mt.value>(p_, columns, batch_.first_row + row, a, b, segment.words,
-                                           batch_.sums_at(s) + row, batch_.scales_at(s) + row,
-                                           totals_.floats + at(i, row));
-        }
-      });
+      choose_tile_rows<S>(
+          batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
+            if (is_int_) {
+              add_int_tile<S, mt.value>(a, b, segment.words, totals_.ints + at(i, row));
+            } else {
+              add_scaled_int_tile<S, mt.value>(p_, columns, batch_.first_row + row, a, b, segment.words,
+                                               batch_.sums_at(s) + row, batch_.scales_at(s) + row,
+                                               totals_.floats + at(i, row));
+            }
+          });
     }
   }
 
@@ -230,7 +238,8 @@ class IntPanels {
       for (int64_t row = chunk_.row0; row < chunk_.row1; ++row) {
         const int64_t r = batch_.first_row + row;
         if (is_int_) {
-          finish_int_row<S>(p_, columns_[i], r, batch_.row_sums()[row], p_.a_scale_at(r, 0), totals_.ints + at(i, row));
+          finish_int_row<S>(p_, columns_[i], r, batch_.row_sums()[row], p_.a_scale_at(r, 0),
+                            totals_.ints + at(i, row));
         } else {
           store_row<S>(p_, columns_[i], r, totals_.floats + at(i, row));
         }
@@ -259,9 +268,10 @@ class IntPanels {
 
 template <class S>
 __attribute__((noinline)) void multiply_int(const Batch& batch, const Block& block) {
-  choose_value<QF_INT8, QF_INT4>(batch.p.b_format, [&](auto format) __attribute__((always_inline)) {
-    multiply_segments<S, IntPanels<S>, format.value>(batch, block);
-  });
+  choose_value<QF_INT8, QF_INT4>(
+      batch.p.b_format, [&](auto format) __attribute__((always_inline)) {
+        multiply_segments<S, IntPanels<S>, format.value>(batch, block);
+      });
 }
 
 // ---- The call ----

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The product of a few rows of integer codes with INT8 rows of b ([n, k]): dot products along k. Each row of b is read once
-// as it lies, so the traffic is b and nothing else. Results have the bits of scaled_mm_int.h.
+// The product of a few rows of integer codes with INT8 rows of b ([n, k]): dot products along k. Each row of
+// b is read once as it lies, so the traffic is b and nothing else. Results have the bits of scaled_mm_int.h.
 //
-//   a  prepared: signed bytes in rows padded with zeros, and, where a has zero points, a row of ones: its products are the
-//      sums of b that they need
-//   b  rows --load, flip the sign bits--> dot products with each row of a --> one vector of partial sums per row and column
-//      --transpose lanes x lanes of them and add--> sums of `lanes` columns
+//   a  prepared: signed bytes in rows padded with zeros, and, where a has zero points, a row of ones: its
+//      products are the sums of b that they need
+//   b  rows --load, flip the sign bits--> dot products with each row of a --> one vector of partial sums per
+//      row and column --transpose lanes x lanes of them and add--> sums of `lanes` columns
 //
 // Threads take ranges of panels of 2 * lanes columns.
 #pragma once
@@ -47,7 +47,8 @@ QF_INLINE void dot_rows(const DotCall& c, int64_t col, typename S::Sums* partial
   typename S::Sums acc[MT * NR] = {};
   auto add = [&](const char* from, int64_t stride, const int8_t* a) __attribute__((always_inline)) {
     typename S::I w[NR];
-    unrolled<NR>([&](auto i) __attribute__((always_inline)) { w[i] = S::xor_(S::load_i(from + i * stride), flip); });
+    unrolled<NR>([&](auto i)
+                     __attribute__((always_inline)) { w[i] = S::xor_(S::load_i(from + i * stride), flip); });
     unrolled<MT * NR>([&](auto i) __attribute__((always_inline)) {
       acc[i] = S::dot4(acc[i], w[i % NR], S::load_i(a + i / NR * c.stride));
     });
@@ -61,7 +62,9 @@ QF_INLINE void dot_rows(const DotCall& c, int64_t col, typename S::Sums* partial
     }
     add(edge, kVector, c.a + k);
   }
-  unrolled<MT * NR>([&](auto i) __attribute__((always_inline)) { partial[i / NR * 2 * S::kLanes + i % NR] = acc[i]; });
+  unrolled<MT * NR>([&](auto i) __attribute__((always_inline)) {
+    partial[i / NR * 2 * S::kLanes + i % NR] = acc[i];
+  });
 }
 
 // MT: rows of a, with the row of ones where HasZero.
@@ -77,12 +80,8 @@ __attribute__((noinline)) void multiply_dot(const DotCall& c, int64_t panel) {
 
   typename S::Sums partial[MT * 2 * L];
   int64_t i = 0;
-  for (; i + NR <= columns.count; i += NR) {
-    dot_rows<S, MT, NR>(c, columns.col + i, partial + i);
-  }
-  for (; i < columns.count; ++i) {
-    dot_rows<S, MT, 1>(c, columns.col + i, partial + i);
-  }
+  for (; i + NR <= columns.count; i += NR) dot_rows<S, MT, NR>(c, columns.col + i, partial + i);
+  for (; i < columns.count; ++i) dot_rows<S, MT, 1>(c, columns.col + i, partial + i);
   for (; i < 2 * L; ++i) {
     for (int m = 0; m < MT; ++m) partial[m * 2 * L + i] = typename S::Sums{};
   }
@@ -104,7 +103,9 @@ __attribute__((noinline)) void multiply_dot(const DotCall& c, int64_t panel) {
       S::store_i(columns.sums + j, S::sub(S::load_i(totals[MT - 1] + j), terms));
     }
   }
-  for (int64_t m = 0; m < p.m; ++m) finish_int_row<S>(p, columns, m, c.sums[m], p.a_scale_at(m, 0), totals[m]);
+  for (int64_t m = 0; m < p.m; ++m) {
+    finish_int_row<S>(p, columns, m, c.sums[m], p.a_scale_at(m, 0), totals[m]);
+  }
 }
 
 // ---- The call ----
@@ -134,11 +135,11 @@ QF_INLINE void launch_int_dot(const Problem& p, const Launch& launch) {
                       }
                     });
   };
-  choose_bool(static_cast<bool>(p.a_zero), [&](auto has_zero) __attribute__((always_inline)) {
-    choose_value<1, 2, 3, 4>(static_cast<int>(p.m), [&](auto rows) __attribute__((always_inline)) {
-      run(rows, has_zero);
-    });
-  });
+  choose_bool(
+      static_cast<bool>(p.a_zero), [&](auto has_zero) __attribute__((always_inline)) {
+        choose_value<1, 2, 3, 4>(
+            static_cast<int>(p.m), [&](auto rows) __attribute__((always_inline)) { run(rows, has_zero); });
+      });
 }
 
 }  // namespace quantfuse::scaled_mm

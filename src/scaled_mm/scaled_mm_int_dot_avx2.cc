@@ -14,6 +14,7 @@ void launch(const Problem& p, const Launch& launch) { scaled_mm::launch_int_dot<
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"scaled_mm_int_dot_avx2", Target::avx2, accepts, workspace_bytes, launch};
+extern const Kernel<Problem> entry = {"scaled_mm_int_dot_avx2", Target::avx2, accepts, workspace_bytes,
+                                      launch};
 
 }  // namespace quantfuse::scaled_mm_int_dot_avx2

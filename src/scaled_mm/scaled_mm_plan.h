@@ -2,18 +2,21 @@
 //
 // How the CPU kernels that work in panels of columns cut a call, and its workspace.
 //
-// A call goes: prepare a batch of rows of a (as bytes or floats, interleaved by tiles of rows) -> every thread takes a
-// range of blocks: some rows by a group of panels of 2 * lanes columns of b. For each run of k ("segment") of a block, it
-// packs the group's part of b, then multiplies each panel with every tile of rows (scaled_mm_block.h).
+// A call goes: prepare a batch of rows of a (as bytes or floats, interleaved by tiles of rows) -> every
+// thread takes a range of blocks: some rows by a group of panels of 2 * lanes columns of b. For each run of k
+// ("segment") of a block, it packs the group's part of b, then multiplies each panel with every tile of rows
+// (scaled_mm_block.h).
 //
 //   prepared a   [segment][tile][words or numbers of the segment][rows of the tile]: read as one stream
 //   packed b     [words of the segment][2][lanes]: what cpu/tile.h multiplies, 16 KB that stay in L1
 //
-// b as [n, k]: a block is one panel by a chunk of rows whose prepared a stays in L2. b is packed again for every chunk,
-// because a packed copy in memory would cost more traffic than b itself: 3 times its bytes (write, the read that a write
-// implies, read), where packing costs a tenth of a chunk's arithmetic.
-// b as [k, n]: a row of b is a page of memory or more, and going from row to row costs a look-up of the page. So a block is
-// 8 panels by all rows, and where those are several chunks, the packed group is kept for the next ones.
+// b as [n, k]: a block is one panel by a chunk of rows whose prepared a stays in L2. b is packed again for
+// every chunk, because a packed copy in memory would cost more traffic than b itself: 3 times its bytes
+// (write, the read that a write implies, read), where packing costs a tenth of a chunk's arithmetic.
+//
+// b as [k, n]: a row of b is a page of memory or more, and going from row to row costs a look-up of the page.
+// So a block is 8 panels by all rows, and where those are several chunks, the packed group is kept for the
+// next ones.
 #pragma once
 
 #include "cpu/output.h"
@@ -33,21 +36,21 @@ struct Segment {
 
 // What a unit of 4 bytes of prepared a holds, and how the work is cut for one order of b.
 struct Blocking {
-  int64_t per_unit;    // numbers: 4 bytes or one float
-  int64_t segment;     // longest, in k
-  int64_t group;       // largest, in panels
-  int64_t chunk_rows;  // of the largest chunk
+  int64_t per_unit;            // numbers: 4 bytes or one float
+  int64_t segment;             // longest, in k
+  int64_t group;               // largest, in panels
+  int64_t min_rows, max_rows;  // of a chunk
 };
 
-// What a block needs of its thread's stack: 64 KB for a packed segment, 96 KB for totals (half of it with AVX2).
+// What a block needs of its thread's stack: 64 KB for a packed segment, 96 KB for totals (half of it with
+// AVX2).
 inline constexpr int64_t kMaxGroup = 8;
 inline constexpr int64_t kMaxPackedLength = 8 * 256;  // group * segment
-inline constexpr int64_t kMaxTotalRows = 8 * 96;      // group * chunk_rows
+inline constexpr int64_t kMaxTotalRows = 8 * 96;      // group * max_rows
 
-inline constexpr int64_t kMinChunkRows = 96;                 // fewer do not pay for packing a panel
-inline constexpr int64_t kChunkBytes = 768 * 1024;           // of prepared a: what an L2 cache of 1.25 MB holds beside b
-inline constexpr int64_t kPreparedBytes = 32 * 1024 * 1024;  // of prepared a in the workspace
-inline constexpr int64_t kMinPartProducts = 1 << 20;         // multiplications worth a thread: a few microseconds
+inline constexpr int64_t kChunkBytes = 768 << 10;  // of prepared a: an L2 cache of 1.25 MB holds it beside b
+inline constexpr int64_t kPreparedBytes = 32 << 20;   // of prepared a in the workspace
+inline constexpr int64_t kMinPartProducts = 1 << 20;  // multiplications worth a thread: a few microseconds
 
 // Calls body(const Segment&) for every segment in order of k. Returns what would be the next one.
 template <class Body>
@@ -79,13 +82,16 @@ struct Plan {
   int64_t tile_rows, chunk_rows;                         // of a full batch
   int64_t segments, a, scales, sums, kept, total_bytes;  // offsets in the workspace
 
-  QF_INLINE bool has_kept_groups(const Problem& p) const { return p.b_order == QF_KN && batch_rows > chunk_rows; }
+  QF_INLINE bool has_kept_groups(const Problem& p) const {
+    return p.b_order == QF_KN && batch_rows > chunk_rows;
+  }
 };
 
 // Rows of a chunk: whole tiles, as many as fit the cache, and about the same number in every chunk.
-QF_INLINE int64_t chunk_rows_for(const Plan& plan, const Blocking& blocking, int64_t rows, int64_t tile_rows) {
+QF_INLINE int64_t chunk_rows_for(const Plan& plan, const Blocking& blocking, int64_t rows,
+                                 int64_t tile_rows) {
   int64_t most = kChunkBytes / (plan.row_units * 4 + 1);
-  most = most < kMinChunkRows ? kMinChunkRows : most > blocking.chunk_rows ? blocking.chunk_rows : most;
+  most = most < blocking.min_rows ? blocking.min_rows : most > blocking.max_rows ? blocking.max_rows : most;
   const int64_t tiles = ceil_div(rows, tile_rows), chunks = ceil_div(tiles, most / tile_rows);
   return ceil_div(tiles, chunks) * tile_rows;
 }
@@ -97,7 +103,7 @@ QF_INLINE Plan make_plan(const Problem& p, const Blocking& blocking) {
   plan.row_units = end.unit, plan.row_words = end.word;
   plan.num_panels = ceil_div(p.n, 2 * S::kLanes);
   int64_t rows = kPreparedBytes / (plan.row_units * 4 + 1);
-  rows = rows < blocking.chunk_rows ? blocking.chunk_rows : rows;
+  rows = rows < blocking.max_rows ? blocking.max_rows : rows;
   plan.batch_rows = p.m < rows ? p.m : rows;
   plan.tile_rows = tile_rows_for<S>(plan.batch_rows);
   plan.chunk_rows = chunk_rows_for(plan, blocking, plan.batch_rows, plan.tile_rows);
@@ -112,7 +118,8 @@ QF_INLINE Plan make_plan(const Problem& p, const Blocking& blocking) {
   plan.a = reserve(plan.batch_rows * plan.row_units * 4);
   plan.scales = reserve(plan.batch_rows * plan.num_segments * 4);
   plan.sums = reserve(plan.batch_rows * (plan.num_segments + 1) * 4);
-  // Room for all panels, though each thread uses that of its first group alone: how many threads there will be is unknown.
+  // Room for all panels, though each thread uses that of its first group alone: how many threads there will
+  // be is unknown.
   plan.kept = reserve(plan.has_kept_groups(p) ? plan.num_panels * plan.row_words * 2 * S::kLanes * 4 : 0);
   plan.total_bytes = offset;
   return plan;
@@ -123,9 +130,9 @@ struct Batch {
   const Problem& p;
   const Plan& plan;
   const Segment* segments;
-  int32_t* a;      // prepared, words of 4 codes or bits of floats
-  float* scales;   // [segment][row]: of a
-  int32_t* sums;   // [segment][row]: of the codes of a, and [row] over all k behind them
+  int32_t* a;     // prepared, words of 4 codes or bits of floats
+  float* scales;  // [segment][row]: of a
+  int32_t* sums;  // [segment][row]: of the codes of a, and [row] over all k behind them
   int64_t first_row = 0, rows = 0, tile_rows = 0, chunk_rows = 0;
 
   // Prepared rows of the tile that begins at `row`, with `units` in the segment.
@@ -135,7 +142,9 @@ struct Batch {
   QF_INLINE float* scales_at(int64_t segment) const { return scales + segment * rows; }
   QF_INLINE int32_t* sums_at(int64_t segment) const { return sums + segment * rows; }
   QF_INLINE int32_t* row_sums() const { return sums_at(plan.num_segments); }
-  QF_INLINE int64_t rows_of_tile(int64_t row) const { return rows - row < tile_rows ? rows - row : tile_rows; }
+  QF_INLINE int64_t rows_of_tile(int64_t row) const {
+    return rows - row < tile_rows ? rows - row : tile_rows;
+  }
 };
 
 // Rows [row0, row1) of a batch by panels [panel, panel + panels).
@@ -145,17 +154,22 @@ struct Block {
   uint32_t* kept;  // where the packed group is kept from chunk to chunk, or null
 };
 
-// Runs every batch: prepare(batch, first row of a tile) for all tiles, then multiply(batch, block) for all blocks.
+// Runs every batch: prepare(batch, first row of a tile) for all tiles, then multiply(batch, block) for all
+// blocks.
 template <class S, class Prepare, class Multiply>
-QF_INLINE void run_batches(const Problem& p, const Blocking& blocking, const Launch& launch, const Prepare& prepare,
-                           const Multiply& multiply) {
+QF_INLINE void run_batches(const Problem& p, const Blocking& blocking, const Launch& launch,
+                           const Prepare& prepare, const Multiply& multiply) {
   const Plan plan = make_plan<S>(p, blocking);
   char* workspace = static_cast<char*>(launch.workspace);
   auto* segments = reinterpret_cast<Segment*>(workspace + plan.segments);
   int64_t count = 0;
   for_each_segment(p, blocking, [&](const Segment& s) { segments[count++] = s; });
-  Batch batch = {p, plan, segments, reinterpret_cast<int32_t*>(workspace + plan.a),
-                 reinterpret_cast<float*>(workspace + plan.scales), reinterpret_cast<int32_t*>(workspace + plan.sums)};
+  Batch batch = {p,
+                 plan,
+                 segments,
+                 reinterpret_cast<int32_t*>(workspace + plan.a),
+                 reinterpret_cast<float*>(workspace + plan.scales),
+                 reinterpret_cast<int32_t*>(workspace + plan.sums)};
   auto* kept = reinterpret_cast<uint32_t*>(workspace + plan.kept);
 
   // Groups: smaller ones where there would be too few for all threads.
@@ -165,8 +179,10 @@ QF_INLINE void run_batches(const Problem& p, const Blocking& blocking, const Lau
 
   for (int64_t first_row = 0; first_row < p.m; first_row += plan.batch_rows) {
     const int64_t rows = p.m - first_row < plan.batch_rows ? p.m - first_row : plan.batch_rows;
-    const int64_t tile_rows = tile_rows_for<S>(rows), chunk_rows = chunk_rows_for(plan, blocking, rows, tile_rows);
-    batch.first_row = first_row, batch.rows = rows, batch.tile_rows = tile_rows, batch.chunk_rows = chunk_rows;
+    const int64_t tile_rows = tile_rows_for<S>(rows);
+    const int64_t chunk_rows = chunk_rows_for(plan, blocking, rows, tile_rows);
+    batch.first_row = first_row, batch.rows = rows;
+    batch.tile_rows = tile_rows, batch.chunk_rows = chunk_rows;
     parallel_ranges(ceil_div(rows, tile_rows), ceil_div(kMinPartProducts / 16, tile_rows * (p.k + 1)),
                     [&](int64_t begin, int64_t end) {
                       for (int64_t tile = begin; tile < end; ++tile) prepare(batch, tile * tile_rows);
@@ -178,17 +194,18 @@ QF_INLINE void run_batches(const Problem& p, const Blocking& blocking, const Lau
     const int64_t part_rows = ceil_div(chunks, parts) * chunk_rows;
     const bool is_kept = plan.has_kept_groups(p) && parts == 1;
     const int64_t block_products = (rows < part_rows ? rows : part_rows) * group * 2 * S::kLanes * (p.k + 1);
-    parallel_ranges(ceil_div(rows, part_rows) * groups, ceil_div(kMinPartProducts, block_products),
-                    [&](int64_t begin, int64_t end) {
-                      const int64_t first_panel = begin % groups * group;
-                      for (int64_t item = begin; item < end; ++item) {
-                        const int64_t row0 = item / groups * part_rows, panel = item % groups * group;
-                        const int64_t row1 = rows - row0 < part_rows ? rows : row0 + part_rows;
-                        const int64_t panels = plan.num_panels - panel < group ? plan.num_panels - panel : group;
-                        multiply(batch, Block{row0, row1, panel, panels,
-                                              is_kept ? kept + first_panel * plan.row_words * 2 * S::kLanes : nullptr});
-                      }
-                    });
+    parallel_ranges(
+        ceil_div(rows, part_rows) * groups, ceil_div(kMinPartProducts, block_products),
+        [&](int64_t begin, int64_t end) {
+          const int64_t first_panel = begin % groups * group;
+          for (int64_t item = begin; item < end; ++item) {
+            const int64_t row0 = item / groups * part_rows, panel = item % groups * group;
+            const int64_t row1 = rows - row0 < part_rows ? rows : row0 + part_rows;
+            const int64_t panels = plan.num_panels - panel < group ? plan.num_panels - panel : group;
+            multiply(batch, Block{row0, row1, panel, panels,
+                                  is_kept ? kept + first_panel * plan.row_words * 2 * S::kLanes : nullptr});
+          }
+        });
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The formula as written: integers modulo 2^64, which leaves them exact modulo 2^32, and floating sums in double. The
-// oracle of every other scaled_mm kernel.
+// The formula as written: integers modulo 2^64, which leaves them exact modulo 2^32, and floating sums in
+// double. The oracle of every other scaled_mm kernel.
 #include <vector>
 
 #include "cpu/scalar.h"
@@ -34,16 +34,18 @@ std::vector<double> column_of_b(const Problem& p, int64_t c) {
 int32_t integer_product(const std::vector<double>& a, const std::vector<double>& b) {
   uint64_t sum = 0;
   for (size_t k = 0; k < a.size(); ++k) {
-    sum += static_cast<uint64_t>(static_cast<int64_t>(a[k])) * static_cast<uint64_t>(static_cast<int64_t>(b[k]));
+    sum +=
+        static_cast<uint64_t>(static_cast<int64_t>(a[k])) * static_cast<uint64_t>(static_cast<int64_t>(b[k]));
   }
   return static_cast<int32_t>(static_cast<uint32_t>(sum));
 }
 
-float scaled_product(const Problem& p, const std::vector<double>& a, const std::vector<double>& b, int64_t row,
-                     int64_t col) {
+float scaled_product(const Problem& p, const std::vector<double>& a, const std::vector<double>& b,
+                     int64_t row, int64_t col) {
   double sum = 0;
   for (int64_t k = 0; k < p.k; ++k) {
-    const double a_scale = p.a_scale_at(row, k / p.a_block.cols), b_scale = p.b_scale_at(col, k / p.b_block.cols);
+    const double a_scale = p.a_scale_at(row, k / p.a_block.cols),
+                 b_scale = p.b_scale_at(col, k / p.b_block.cols);
     sum += a[k] * a_scale * (b[k] * b_scale);
   }
   if (p.bias) sum += float_at(p.bias, col);
@@ -69,6 +71,7 @@ void launch(const Problem& p, const Launch&) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"scaled_mm_ref", Target::reference, accepts, no_workspace<Problem>, launch};
+extern const Kernel<Problem> entry = {"scaled_mm_ref", Target::reference, accepts, no_workspace<Problem>,
+                                      launch};
 
 }  // namespace quantfuse::scaled_mm_ref
