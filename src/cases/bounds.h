@@ -6,7 +6,7 @@
 // computes in float32, in an order of its own choice. Three kinds of results follow:
 //
 //  1. Integer results, and everything quantize and dequantize write, are defined to the bit: they must be
-//     equal. Only the sign and the payload of a NaN are nobody's business.
+//     equal. Only the sign and the payload of a NaN in f32, f16 or bf16 are nobody's business.
 //
 //  2. A real result v (a product, a norm, an activation) has an error bound B, derived below for each
 //     operation. The kernel's output must be what rounding to the output's type makes of some real number in

@@ -22,8 +22,8 @@ class Differences {
   int64_t count_ = 0;
 };
 
-// Bit by bit (rule 1), but for NaN, of which any equals any other. `format` tells FP8 codes that come as bytes.
-std::string compare_exactly(const Tensor& tensor, const Image& expected, qf_format format = QF_FORMAT_NONE);
+// Bit by bit (rule 1), but any NaN equals any other in a float tensor.
+std::string compare_exactly(const Tensor& tensor, const Image& expected);
 
 // What the reference says before the output's own rounding or quantization: values and their bounds, [m, n].
 struct Expected {

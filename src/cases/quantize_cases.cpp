@@ -94,8 +94,7 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
     if (spec_.mode == QF_SCALE_MSE) return compare_search();
     for (const Tensor* tensor : {scale_, zero_, q_, row_sums_}) {
       if (!tensor) continue;
-      const qf_format format = tensor == q_ ? spec_.format : QF_FORMAT_NONE;
-      if (std::string wrong = compare_exactly(*tensor, tensor->reference_result(), format); !wrong.empty())
+      if (std::string wrong = compare_exactly(*tensor, tensor->reference_result()); !wrong.empty())
         return wrong;
     }
     return "";

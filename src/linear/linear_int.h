@@ -32,11 +32,15 @@ struct IntCall {
 };
 
 QF_INLINE Verdict accepts_int(const Problem& p, int lanes) {
-  const bool has_k_map = p.packed.header && p.packed.header->has_k_map;
+  // Where only shapes are known (explain), as pack() will decide.
+  const Weight& w = p.weight;
+  const PackedHeader* h = p.packed.header;
+  const bool has_k_map = h ? h->has_k_map : w.num_groups > 1 && (w.g_idx || w.block.cols % 8 != 0);
+  const bool has_float_zeros = h ? h->has_float_zeros : w.zero.dtype == DType::f32;
   return packed_for(p, lanes)
       .require(is_integer(p.weight.format), "the weight's codes are not integers")
       .require(p.act_format == QF_INT8, "the activations are not quantized to INT8")
-      .require(!p.packed.header || !p.packed.header->has_float_zeros, "the weight's zero points are not integers")
+      .require(!has_float_zeros, "the weight's zero points are not integers")
       .require(p.is_whole_row_act() || (p.act_group % 8 == 0 && !has_k_map),
                "activation groups must be multiples of 8 columns, over weight groups that are so too");
 }
@@ -190,7 +194,7 @@ __attribute__((noinline)) void multiply_int(const IntCall& c, int64_t begin, int
         }
       }
       for (int64_t row = row0; row < row1; ++row) {
-        const float x_scale = c.has_group_scales() ? 1.0f : c.scales[row];
+        const float x_scale = c.plan.act_groups == 1 ? c.scales[row] : 1.0f;  // there is none where k is 0
         finish_row<S>(c.p, c.to, c.to.first_row + row, panel, totals + (row - row0) * 2 * L, x_scale);
       }
     }

@@ -16,7 +16,7 @@ namespace quantfuse::scaled_mm {
 inline constexpr int64_t kFloatSegment = 128;
 // By qf_order. Fewer rows than 96 do not pay for decoding a panel; with long k, more leave the L2 cache and
 // gain nothing.
-inline constexpr Blocking kFloatBlocking[] = {{1, kFloatSegment, 1, 96, 192}, {1, kFloatSegment, 8, 96, 96}};
+constexpr Blocking kFloatBlocking[] = {{1, kFloatSegment, 1, 96, 192}, {1, kFloatSegment, 8, 96, 96}};
 
 QF_INLINE Requirements accepts_float(const Problem& p) {
   Requirements r;

@@ -18,7 +18,7 @@ namespace quantfuse::scaled_mm {
 // 512 k of a panel are 16 KB (8 KB with AVX2), a third of an L1 cache; 512 * (128 + 255)^2 is far below 2^31.
 inline constexpr int64_t kIntSegment = 512;
 // By qf_order. Fewer rows than 96 do not pay for packing a panel.
-inline constexpr Blocking kIntBlocking[] = {{4, kIntSegment, 1, 96, 192}, {4, 256, 8, 96, 96}};
+constexpr Blocking kIntBlocking[] = {{4, kIntSegment, 1, 96, 192}, {4, 256, 8, 96, 96}};
 
 // Zero points up to which sums of floating results are known not to overflow: those of codes from -128 to
 // 255.
