@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import quantfuse as qf
 import torch
+
+import quantfuse as qf
 
 GROUP = 128
 PAIRS = [

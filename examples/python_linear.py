@@ -2,6 +2,7 @@
 """y = silu(x w^T + bias) with the weight in INT4, one scale per group of 128, from Python."""
 
 import numpy as np
+
 import quantfuse as qf
 
 m, n, k = 4, 256, 512

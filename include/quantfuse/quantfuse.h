@@ -3,10 +3,10 @@
  * QuantFuse: quantized and fused kernels for LLM inference. The C interface, which is the stable one.
  *
  *   - Tensors are borrowed views, laid out as DLPack's DLTensor: a DLTensor* may be passed as a qf_tensor*.
- *   - Every operation is one call: qf_OP(args, call). `args` says what to compute. `call` says how: the stream, the
- *     caller's workspace, a kernel by name. A null `call` means the defaults.
- *   - The library never allocates device memory, never synchronises and never prints. Scratch memory is the caller's:
- *     qf_OP_workspace gives the bytes for the same args.
+ *   - Every operation is one call: qf_OP(args, call). `args` says what to compute. `call` says how: the
+ *     stream, the caller's workspace, a kernel by name. A null `call` means the defaults.
+ *   - The library never allocates device memory, never synchronises and never prints. Scratch memory is the
+ *     caller's: qf_OP_workspace gives the bytes for the same args.
  *   - A call returns QF_OK or an error, and on an error before the launch nothing has been written.
  *     qf_last_error() has the message of this thread's last failed call.
  *   - Structs begin zeroed (`qf_linear_args a = {0};`): zero and NULL always mean "the default" or "absent".
@@ -25,7 +25,8 @@
 #define QF_API
 #endif
 
-/* Enums are ints to C++ too, so that an unknown value from C is an error message and not undefined behaviour. */
+/* Enums are ints to C++ too, so that an unknown value from C is an error message and not undefined
+ * behaviour. */
 #ifdef __cplusplus
 #define QF_ENUM_TYPE : int32_t
 #else
@@ -40,7 +41,7 @@
 extern "C" {
 #endif
 
-/* ---- Tensors ------------------------------------------------------------------------------------------------- */
+/* ---- Tensors ------------------------------------------------------------------------------------------- */
 
 typedef struct qf_device {
   int32_t type; /* QF_CPU or QF_CUDA (DLPack's numbers) */
@@ -66,11 +67,11 @@ typedef struct qf_tensor {
   uint64_t byte_offset;
 } qf_tensor;
 
-/* ---- Formats ------------------------------------------------------------------------------------------------- */
+/* ---- Formats ------------------------------------------------------------------------------------------- */
 
-/* How one number is coded. 4-bit codes are two per byte along the last dimension, the low nibble first, so a row of c
- * numbers takes ceil(c / 2) bytes; the high nibble behind an odd row is zero. Codes of the FP8 formats may be given
- * with their own DLPack type or as uint8; INT8 codes are int8; 4-bit codes are uint8. */
+/* How one number is coded. 4-bit codes are two per byte along the last dimension, the low nibble first, so a
+ * row of c numbers takes ceil(c / 2) bytes; the high nibble behind an odd row is zero. Codes of the FP8
+ * formats may be given with their own DLPack type or as uint8; INT8 codes are int8; 4-bit codes are uint8. */
 typedef enum qf_format QF_ENUM_TYPE {
   QF_FORMAT_NONE = 0,
   QF_INT8 = 1,     /* -128..127 */
@@ -83,8 +84,9 @@ typedef enum qf_format QF_ENUM_TYPE {
 /* The rectangle of numbers that shares one scale, 0 meaning the whole dimension. For a matrix [rows, cols]:
  *   {0, 0} per tensor    {1, 0} per token or output channel (a row)    {0, 1} per column
  *   {1, g} per group of g within a row, the last one short if g does not divide cols    {128, 128} 2-D blocks
- * The scale tensor has shape [ceil(rows / block.rows), ceil(cols / block.cols)]; a dimension of 1 may be left out.
- * Scales are float32, or E8M0 (powers of two; type e8m0fnu or uint8): E8M0 with {1, 32} is MXFP8 or MXFP4. */
+ * The scale tensor has shape [ceil(rows / block.rows), ceil(cols / block.cols)]; a dimension of 1 may be left
+ * out. Scales are float32, or E8M0 (powers of two; type e8m0fnu or uint8): E8M0 with {1, 32} is MXFP8 or
+ * MXFP4. */
 typedef struct qf_block {
   int64_t rows;
   int64_t cols;
@@ -98,7 +100,7 @@ typedef enum qf_activation QF_ENUM_TYPE {
   QF_SILU = 4       /* x * sigmoid(x) */
 } qf_activation;
 
-/* ---- Calls and errors ---------------------------------------------------------------------------------------- */
+/* ---- Calls and errors ---------------------------------------------------------------------------------- */
 
 typedef enum qf_status QF_ENUM_TYPE {
   QF_OK = 0,
@@ -119,18 +121,21 @@ QF_API const char* qf_version(void);
 /* The message of the calling thread's last failed call; "" if none failed. Valid until its next call. */
 QF_API const char* qf_last_error(void);
 
-/* How many threads the CPU kernels may use, for the whole process. 0 goes back to QUANTFUSE_NUM_THREADS or, where that
- * is unset, to the number of CPUs this process may run on. Inside a caller's own parallel region, and while another
- * thread's call holds the pool, a call runs on the calling thread alone. */
+/* How many threads the CPU kernels may use, for the whole process. 0 goes back to QUANTFUSE_NUM_THREADS or,
+ * where that is unset, to the number of CPUs this process may run on. Inside a caller's own parallel region,
+ * and while another thread's call holds the pool, a call runs on the calling thread alone. */
 QF_API qf_status qf_set_num_threads(int32_t num_threads);
 QF_API int32_t qf_get_num_threads(void);
 
-/* Text results: at most `capacity` bytes are written, always zero-terminated where capacity > 0; the return value is
- * the length of the whole text without the zero, so that a call with capacity 0 asks for the size. */
-QF_API size_t qf_info(char* json, size_t capacity);    /* version, ISA, threads, devices, compiled architectures */
-QF_API size_t qf_kernels(char* json, size_t capacity); /* [{"op", "kernel", "target", "available", "reason"}] */
+/* Text results: at most `capacity` bytes are written, always zero-terminated where capacity > 0; the return
+ * value is the length of the whole text without the zero, so that a call with capacity 0 asks for the
+ * size. */
+QF_API size_t qf_info(char* json, size_t capacity); /* version, ISA, threads, devices, compiled
+                                                          architectures */
+QF_API size_t qf_kernels(char* json,
+                         size_t capacity); /* [{"op", "kernel", "target", "available", "reason"}] */
 
-/* ---- Quantize ------------------------------------------------------------------------------------------------ */
+/* ---- Quantize ------------------------------------------------------------------------------------------ */
 
 typedef enum qf_scale_mode QF_ENUM_TYPE {
   QF_SCALE_DYNAMIC = 0, /* scale = max|x| / qmax of each block, written to `scale` */
@@ -140,41 +145,47 @@ typedef enum qf_scale_mode QF_ENUM_TYPE {
 
 /* q[r,c] = saturate(round_to_nearest_even(x[r,c] * (1 / scale)) + zero), all in float32.
  * qmax: INT8 127, INT4 7, E4M3 448, E5M2 57344, E2M1 6. Symmetric unless `zero` is given; then the range is
- * [min(x,0), max(x,0)] over all codes. An E8M0 scale is 2^(floor(log2(max|x|)) - emax), as OCP microscaling has it.
- * NaN becomes code 0 in INT8, INT4 and E2M1 and NaN (0x7f) in FP8; infinities saturate; a dynamic float32 scale is
- * never below 2^-126. */
+ * [min(x,0), max(x,0)] over all codes. An E8M0 scale is 2^(floor(log2(max|x|)) - emax), as OCP microscaling
+ * has it. NaN becomes code 0 in INT8, INT4 and E2M1 and NaN (0x7f) in FP8; infinities saturate; a dynamic
+ * float32 scale is never below 2^-126. */
 typedef struct qf_quantize_args {
-  const qf_tensor* x;        /* in  [rows, cols] f32|f16|bf16, rows contiguous */
+  const qf_tensor* x; /* in  [rows, cols] f32|f16|bf16, rows contiguous */
   qf_format format;
   qf_block block;
   qf_scale_mode scale_mode;
   const qf_tensor* q;        /* out [rows, cols], or [rows, ceil(cols/2)] for 4-bit codes */
   const qf_tensor* scale;    /* out, or in where static; f32 or e8m0 */
-  const qf_tensor* zero;     /* out, or in where static; i8, shape of scale; NULL: symmetric. Integer formats only */
-  const qf_tensor* row_sums; /* out [rows, ceil(cols/block.cols)] i32: sum of codes of each row in a block; optional,
+  const qf_tensor* zero;     /* out, or in where static; i8, shape of scale; NULL: symmetric. Integer formats
+                                only */
+  const qf_tensor* row_sums; /* out [rows, ceil(cols/block.cols)] i32: sum of codes of each row in a block;
+                                optional,
                                 integer formats only */
 } qf_quantize_args;
 
 QF_API qf_status qf_quantize(const qf_quantize_args* args, const qf_call* call);
 QF_API qf_status qf_quantize_workspace(const qf_quantize_args* args, const qf_call* call, uint64_t* bytes);
-QF_API size_t qf_quantize_explain(const qf_quantize_args* args, const qf_call* call, char* json, size_t capacity);
+QF_API size_t qf_quantize_explain(const qf_quantize_args* args, const qf_call* call, char* json,
+                                  size_t capacity);
 
 /* x[r,c] = (q[r,c] - zero) * scale */
 typedef struct qf_dequantize_args {
-  const qf_tensor* q;     /* in  [rows, cols], or [rows, ceil(cols/2)] for 4-bit codes */
+  const qf_tensor* q; /* in  [rows, cols], or [rows, ceil(cols/2)] for 4-bit codes */
   qf_format format;
   qf_block block;
   const qf_tensor* scale; /* in  f32 or e8m0 */
   const qf_tensor* zero;  /* in  i8 or f32, shape of scale; optional */
-  const qf_tensor* g_idx; /* in  [cols] i32: the scale's column of each column, in place of c / block.cols; optional */
+  const qf_tensor* g_idx; /* in  [cols] i32: the scale's column of each column, in place of c / block.cols;
+                             optional */
   const qf_tensor* x;     /* out [rows, cols] f32|f16|bf16, rows contiguous */
 } qf_dequantize_args;
 
 QF_API qf_status qf_dequantize(const qf_dequantize_args* args, const qf_call* call);
-QF_API qf_status qf_dequantize_workspace(const qf_dequantize_args* args, const qf_call* call, uint64_t* bytes);
-QF_API size_t qf_dequantize_explain(const qf_dequantize_args* args, const qf_call* call, char* json, size_t capacity);
+QF_API qf_status qf_dequantize_workspace(const qf_dequantize_args* args, const qf_call* call,
+                                         uint64_t* bytes);
+QF_API size_t qf_dequantize_explain(const qf_dequantize_args* args, const qf_call* call, char* json,
+                                    size_t capacity);
 
-/* ---- Products ------------------------------------------------------------------------------------------------ */
+/* ---- Products ------------------------------------------------------------------------------------------ */
 
 typedef enum qf_order QF_ENUM_TYPE {
   QF_NK = 0, /* b holds its n columns as rows: [n, k], or [n, ceil(k/2)] for 4-bit codes */
@@ -184,10 +195,10 @@ typedef enum qf_order QF_ENUM_TYPE {
 /* c[m,n] = sum over k of (a[m,k] - a_zero) * a_scale * (b[k,n] - b_zero) * b_scale, plus bias[n].
  * With c of type int32 there are no scales and no bias, and the integers are exact (modulo 2^32). */
 typedef struct qf_scaled_mm_args {
-  const qf_tensor* a;       /* in  [m, k], or [m, ceil(k/2)] for INT4; rows contiguous */
-  const qf_tensor* b;       /* in  as b_order says; rows contiguous */
-  const qf_tensor* c;       /* out [m, n] i32|f32|f16|bf16, rows contiguous */
-  qf_format a_format;       /* INT8, INT4, E4M3 or E5M2; a and b both integer or both FP8 */
+  const qf_tensor* a; /* in  [m, k], or [m, ceil(k/2)] for INT4; rows contiguous */
+  const qf_tensor* b; /* in  as b_order says; rows contiguous */
+  const qf_tensor* c; /* out [m, n] i32|f32|f16|bf16, rows contiguous */
+  qf_format a_format; /* INT8, INT4, E4M3 or E5M2; a and b both integer or both FP8 */
   qf_format b_format;
   qf_order b_order;
   int64_t k;                /* needed for INT4, where the shape has only ceil(k/2); 0: from a */
@@ -195,20 +206,22 @@ typedef struct qf_scaled_mm_args {
   const qf_tensor* b_scale; /* in  f32, shape by b_block over [n, k]; NULL: 1 */
   qf_block a_block;
   qf_block b_block;
-  const qf_tensor* a_zero;  /* in  i32, [m] or [1]; optional, integer formats */
-  const qf_tensor* b_zero;  /* in  i32, [n] or [1]; optional, integer formats */
-  const qf_tensor* bias;    /* in  [n] f32|f16|bf16; optional */
+  const qf_tensor* a_zero; /* in  i32, [m] or [1]; optional, integer formats */
+  const qf_tensor* b_zero; /* in  i32, [n] or [1]; optional, integer formats */
+  const qf_tensor* bias;   /* in  [n] f32|f16|bf16; optional */
 } qf_scaled_mm_args;
 
 QF_API qf_status qf_scaled_mm(const qf_scaled_mm_args* args, const qf_call* call);
 QF_API qf_status qf_scaled_mm_workspace(const qf_scaled_mm_args* args, const qf_call* call, uint64_t* bytes);
-QF_API size_t qf_scaled_mm_explain(const qf_scaled_mm_args* args, const qf_call* call, char* json, size_t capacity);
+QF_API size_t qf_scaled_mm_explain(const qf_scaled_mm_args* args, const qf_call* call, char* json,
+                                   size_t capacity);
 
-/* ---- Linear layers ------------------------------------------------------------------------------------------- */
+/* ---- Linear layers ------------------------------------------------------------------------------------- */
 
 /* A quantized weight matrix w[n,k] = (codes - zero) * scale.
- * Canonical: codes, scale, zero, g_idx: what checkpoints hold. Packed: the bytes that the fast kernels of one backend
- * read, made once by qf_weight_pack; the canonical tensors may be freed then (keep format, n, k, block, is_gated). */
+ * Canonical: codes, scale, zero, g_idx: what checkpoints hold. Packed: the bytes that the fast kernels of one
+ * backend read, made once by qf_weight_pack; the canonical tensors may be freed then (keep format, n, k,
+ * block, is_gated). */
 typedef struct qf_weight {
   qf_format format;
   int64_t n;
@@ -218,36 +231,41 @@ typedef struct qf_weight {
   const qf_tensor* scale;  /* f32 or e8m0, shape by block; with g_idx [ceil(n/block.rows), groups] */
   const qf_tensor* zero;   /* i8 (integer zero points) or f32 (floating ones), shape of scale; optional */
   const qf_tensor* g_idx;  /* [k] i32: the group of each k (act-order); optional */
-  int32_t is_gated;        /* 1: rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) * up */
+  int32_t is_gated;        /* 1: rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) *
+                              up */
   const qf_tensor* packed; /* u8 [bytes], 64-byte aligned, from qf_weight_pack; optional */
 } qf_weight;
 
-/* Bytes of the packed form for `device`, and the packing itself (into weight->packed, on the codes' device). */
+/* Bytes of the packed form for `device`, and the packing itself (into weight->packed, on the codes'
+ * device). */
 QF_API qf_status qf_weight_packed_bytes(const qf_weight* weight, qf_device device, uint64_t* bytes);
 QF_API qf_status qf_weight_pack(const qf_weight* weight, const qf_call* call);
 
 /* y = quantize( act(x w^T + bias) [* up] + residual ). n_out = n, or n / 2 where the weight is gated. */
 typedef struct qf_linear_args {
-  const qf_tensor* x;        /* in  [m, k] f32|f16|bf16; or codes of act_format, with x_scale; rows contiguous */
-  const qf_tensor* x_scale;  /* in  [m, ceil(k/act_group)] f32, where x holds codes */
-  qf_format act_format;      /* NONE: arithmetic on x as it is. INT8, E4M3, E5M2: x is quantized on the way in */
-  int64_t act_group;         /* columns of x that share a scale; 0: the whole row (per token) */
+  const qf_tensor* x;       /* in  [m, k] f32|f16|bf16; or codes of act_format, with x_scale; rows
+                                contiguous */
+  const qf_tensor* x_scale; /* in  [m, ceil(k/act_group)] f32, where x holds codes */
+  qf_format act_format;     /* NONE: arithmetic on x as it is. INT8, E4M3, E5M2: x is quantized on the way
+                                in */
+  int64_t act_group;        /* columns of x that share a scale; 0: the whole row (per token) */
   qf_weight weight;
-  const qf_tensor* bias;     /* in  [n] f32|f16|bf16; optional */
+  const qf_tensor* bias; /* in  [n] f32|f16|bf16; optional */
   qf_activation activation;
-  const qf_tensor* residual; /* in  [m, n_out] f32|f16|bf16, rows contiguous; may be y itself; optional */
-  const qf_tensor* y;        /* out [m, n_out] f32|f16|bf16, or codes of out_format; rows contiguous */
-  qf_format out_format;      /* NONE; or INT8, E4M3, E5M2: y is quantized on the way out */
-  qf_scale_mode out_mode;    /* static: out_scale is an input; dynamic: an output */
-  int64_t out_group;         /* columns of y that share a scale where dynamic; 0: the whole row */
-  const qf_tensor* out_scale;/* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n_out/out_group)] */
+  const qf_tensor* residual;  /* in  [m, n_out] f32|f16|bf16, rows contiguous; may be y itself; optional */
+  const qf_tensor* y;         /* out [m, n_out] f32|f16|bf16, or codes of out_format; rows contiguous */
+  qf_format out_format;       /* NONE; or INT8, E4M3, E5M2: y is quantized on the way out */
+  qf_scale_mode out_mode;     /* static: out_scale is an input; dynamic: an output */
+  int64_t out_group;          /* columns of y that share a scale where dynamic; 0: the whole row */
+  const qf_tensor* out_scale; /* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n_out/out_group)] */
 } qf_linear_args;
 
 QF_API qf_status qf_linear(const qf_linear_args* args, const qf_call* call);
 QF_API qf_status qf_linear_workspace(const qf_linear_args* args, const qf_call* call, uint64_t* bytes);
 QF_API size_t qf_linear_explain(const qf_linear_args* args, const qf_call* call, char* json, size_t capacity);
 
-/* dx[m,k] = sum over n of dy[m,n] * w[n,k]: the gradient with respect to the input. Needs the canonical weight. */
+/* dx[m,k] = sum over n of dy[m,n] * w[n,k]: the gradient with respect to the input. Needs the canonical
+ * weight. */
 typedef struct qf_linear_backward_args {
   const qf_tensor* dy; /* in  [m, n] f32|f16|bf16, rows contiguous */
   qf_weight weight;
@@ -255,44 +273,48 @@ typedef struct qf_linear_backward_args {
 } qf_linear_backward_args;
 
 QF_API qf_status qf_linear_backward(const qf_linear_backward_args* args, const qf_call* call);
-QF_API qf_status qf_linear_backward_workspace(const qf_linear_backward_args* args, const qf_call* call, uint64_t* bytes);
+QF_API qf_status qf_linear_backward_workspace(const qf_linear_backward_args* args, const qf_call* call,
+                                              uint64_t* bytes);
 QF_API size_t qf_linear_backward_explain(const qf_linear_backward_args* args, const qf_call* call, char* json,
                                          size_t capacity);
 
-/* ---- Producers of quantized activations ---------------------------------------------------------------------- */
+/* ---- Producers of quantized activations ---------------------------------------------------------------- */
 
 /* h = x + residual (written back to residual);  y = quantize( h * gain / sqrt(mean(h^2) + eps) ).
- * h is rounded to its type before it is normalised, so that the result is that of an addition followed by a norm. */
+ * h is rounded to its type before it is normalised, so that the result is that of an addition followed by a
+ * norm. */
 typedef struct qf_rms_norm_args {
   const qf_tensor* x;        /* in  [m, n] f32|f16|bf16, rows contiguous */
   const qf_tensor* residual; /* in and out [m, n], type of x, rows contiguous; optional */
   const qf_tensor* gain;     /* in  [n] f32|f16|bf16; optional (1) */
   double eps;
-  const qf_tensor* y;        /* out [m, n] f32|f16|bf16, or codes of out_format; rows contiguous */
-  qf_format out_format;      /* NONE, INT8, E4M3, E5M2 */
-  qf_scale_mode out_mode;    /* static or dynamic */
-  int64_t out_group;         /* columns that share a scale where dynamic; 0: the whole row */
-  const qf_tensor* out_scale;/* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n/out_group)] */
+  const qf_tensor* y;         /* out [m, n] f32|f16|bf16, or codes of out_format; rows contiguous */
+  qf_format out_format;       /* NONE, INT8, E4M3, E5M2 */
+  qf_scale_mode out_mode;     /* static or dynamic */
+  int64_t out_group;          /* columns that share a scale where dynamic; 0: the whole row */
+  const qf_tensor* out_scale; /* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n/out_group)] */
 } qf_rms_norm_args;
 
 QF_API qf_status qf_rms_norm(const qf_rms_norm_args* args, const qf_call* call);
 QF_API qf_status qf_rms_norm_workspace(const qf_rms_norm_args* args, const qf_call* call, uint64_t* bytes);
-QF_API size_t qf_rms_norm_explain(const qf_rms_norm_args* args, const qf_call* call, char* json, size_t capacity);
+QF_API size_t qf_rms_norm_explain(const qf_rms_norm_args* args, const qf_call* call, char* json,
+                                  size_t capacity);
 
 /* y = quantize( act(x[:, :n]) * x[:, n:] ) */
 typedef struct qf_gated_act_args {
-  const qf_tensor* x;        /* in  [m, 2n] f32|f16|bf16, gate then up; rows contiguous */
+  const qf_tensor* x; /* in  [m, 2n] f32|f16|bf16, gate then up; rows contiguous */
   qf_activation activation;
-  const qf_tensor* y;        /* out [m, n] f32|f16|bf16, or codes of out_format; rows contiguous */
-  qf_format out_format;      /* NONE, INT8, E4M3, E5M2 */
-  qf_scale_mode out_mode;    /* static or dynamic */
-  int64_t out_group;         /* columns that share a scale where dynamic; 0: the whole row */
-  const qf_tensor* out_scale;/* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n/out_group)] */
+  const qf_tensor* y;         /* out [m, n] f32|f16|bf16, or codes of out_format; rows contiguous */
+  qf_format out_format;       /* NONE, INT8, E4M3, E5M2 */
+  qf_scale_mode out_mode;     /* static or dynamic */
+  int64_t out_group;          /* columns that share a scale where dynamic; 0: the whole row */
+  const qf_tensor* out_scale; /* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n/out_group)] */
 } qf_gated_act_args;
 
 QF_API qf_status qf_gated_act(const qf_gated_act_args* args, const qf_call* call);
 QF_API qf_status qf_gated_act_workspace(const qf_gated_act_args* args, const qf_call* call, uint64_t* bytes);
-QF_API size_t qf_gated_act_explain(const qf_gated_act_args* args, const qf_call* call, char* json, size_t capacity);
+QF_API size_t qf_gated_act_explain(const qf_gated_act_args* args, const qf_call* call, char* json,
+                                   size_t capacity);
 
 #ifdef __cplusplus
 }

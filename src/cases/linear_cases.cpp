@@ -277,7 +277,16 @@ std::vector<CasePtr> linear_test_cases() {
     }
   }
   Random random(14);
-  list.fill_up(500, [&] { return random_spec(random); });
+  list.fill_up(450, [&] { return random_spec(random); });
+  // Integer arithmetic throughout: few of the combinations above allow it.
+  list.fill_up(650, [&] {
+    LinearSpec s = random_spec(random);
+    s.weight.format = random.pick({QF_INT4, QF_INT8});
+    s.weight.has_float_zero = false;
+    s.act_format = QF_INT8;
+    s.act_group = random.pick<int64_t>({0, 0, 8, 32, 64, 128});
+    return s;
+  });
   return list.take();
 }
 

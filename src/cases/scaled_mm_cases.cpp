@@ -223,6 +223,14 @@ std::vector<CasePtr> scaled_mm_test_cases() {
   }
   Random random(13);
   list.fill_up(320, [&] { return random_spec(random); });
+  // A few rows of INT8, where a dot product per number is the way.
+  list.fill_up(380, [&] {
+    ScaledMmSpec s = random_spec(random);
+    s.a_format = s.b_format = QF_INT8;
+    s.b_order = QF_NK;
+    s.m = random.pick<int64_t>({1, 2, 3, 4, 5});
+    return s;
+  });
   return list.take();
 }
 

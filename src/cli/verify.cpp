@@ -62,6 +62,10 @@ void print_report(const KernelReport& report) {
     fmt::print("{}{}\n", head, styled(Style::dim, "skipped: " + report.row.reason));
     return;
   }
+  if (report.num_accepted == 0 && report.failures.empty()) {
+    fmt::print("{}{}\n", head, styled(Style::dim, "idle: a newer instruction set has all the work here"));
+    return;
+  }
   const bool is_good = report.failures.empty();
   fmt::print("{}{} {} passed, {} failed; accepts {} of {} cases\n", head,
              styled(is_good ? Style::good : Style::bad, is_good ? "ok    " : "FAILED"), report.num_passed,

@@ -31,13 +31,16 @@ qf_block resolve_block(const Arguments& arg, const char* name, qf_block block, i
     arg.fail(std::string(name) + " is {" + std::to_string(block.rows) + ", " + std::to_string(block.cols) +
              "}, expected sizes of 0 (the whole dimension) or more");
   }
-  auto resolve = [](int64_t size, int64_t whole) { return std::max<int64_t>(1, size == 0 ? whole : std::min(size, whole)); };
+  auto resolve = [](int64_t size, int64_t whole) {
+    return std::max<int64_t>(1, size == 0 ? whole : std::min(size, whole));
+  };
   return {resolve(block.rows, rows), resolve(block.cols, cols)};
 }
 
 Matrix expect_scale(Arguments& arg, const char* name, const qf_tensor* tensor, qf_block block, int64_t rows,
                     int64_t cols, std::initializer_list<DType> allowed) {
-  Dim row_blocks{"row blocks", ceil_div(rows, block.rows)}, col_blocks{"column blocks", ceil_div(cols, block.cols)};
+  Dim row_blocks{"row blocks", ceil_div(rows, block.rows)},
+      col_blocks{"column blocks", ceil_div(cols, block.cols)};
   return arg.expect(name, tensor).shape_squeezed(row_blocks, col_blocks).dtype(allowed).compact();
 }
 
@@ -49,19 +52,20 @@ void check_scale_values(const Arguments& arg, const char* name, const Matrix& sc
     const float value = is_float ? static_cast<const float*>(scale.data)[i]
                                  : E8m0::decode(static_cast<const uint8_t*>(scale.data)[i]);
     if (is_finite(value) && value > 0 && is_finite(1.0f / value)) continue;
-    arg.fail(std::string(name) + " has the value " + std::to_string(value) + " at index " + std::to_string(i) +
-             ", expected finite and positive scales");
+    arg.fail(std::string(name) + " has the value " + std::to_string(value) + " at index " +
+             std::to_string(i) + ", expected finite and positive scales");
   }
 }
 
-void check_format(const Arguments& arg, const char* name, qf_format format, std::initializer_list<qf_format> allowed) {
+void check_format(const Arguments& arg, const char* name, qf_format format,
+                  std::initializer_list<qf_format> allowed) {
   std::string names;
   for (const qf_format f : allowed) {
     if (f == format) return;
     names += (names.empty() ? "" : ", ") + std::string(format_name(f));
   }
-  arg.fail(std::string(name) + " is " + format_name(format) + " (" + std::to_string(static_cast<int>(format)) +
-           "), expected one of: " + names);
+  arg.fail(std::string(name) + " is " + format_name(format) + " (" +
+           std::to_string(static_cast<int>(format)) + "), expected one of: " + names);
 }
 
 }  // namespace quantfuse

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checks that several operations share: the rectangle that shares a scale, the scale tensor it implies, and its values.
+// Checks that several operations share: the rectangle that shares a scale, the scale tensor it implies, and
+// its values.
 #pragma once
 
 #include "core/expect.h"
@@ -14,11 +15,12 @@ qf_block resolve_block(const Arguments& arg, const char* name, qf_block block, i
 Matrix expect_scale(Arguments& arg, const char* name, const qf_tensor* tensor, qf_block block, int64_t rows,
                     int64_t cols, std::initializer_list<DType> allowed);
 
-// Fails unless every scale and its inverse are finite and positive (E8M0: not NaN). Reads CPU memory only; on a GPU it would have to
-// synchronise, so there a bad scale gives the result that arithmetic gives.
+// Fails unless every scale and its inverse are finite and positive (E8M0: not NaN). Reads CPU memory only; on
+// a GPU it would have to synchronise, so there a bad scale gives the result that arithmetic gives.
 void check_scale_values(const Arguments& arg, const char* name, const Matrix& scale);
 
 // A code format among `allowed`.
-void check_format(const Arguments& arg, const char* name, qf_format format, std::initializer_list<qf_format> allowed);
+void check_format(const Arguments& arg, const char* name, qf_format format,
+                  std::initializer_list<qf_format> allowed);
 
 }  // namespace quantfuse

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A run-time value becomes a template argument. The legal values are the call itself, and the branch for every other
-// value cannot be forgotten:
+// A run-time value becomes a template argument. The legal values are the call itself, and the branch for
+// every other value cannot be forgotten:
 //
 //   choose_float(x.dtype, [&](auto type) { using T = typename decltype(type)::type; run<T>(); });
 //   choose_value<QF_INT8, QF_FP8_E4M3>(p.format, [&](auto f) { run<f.value>(); });
@@ -32,7 +32,8 @@ inline __attribute__((always_inline)) void choose_float(DType dtype, Body&& body
 
 template <auto... Values, class V, class Body>
 inline __attribute__((always_inline)) void choose_value(V value, Body&& body) {
-  const bool found = ((value == Values ? (body(std::integral_constant<decltype(Values), Values>{}), true) : false) || ...);
+  const bool found =
+      ((value == Values ? (body(std::integral_constant<decltype(Values), Values>{}), true) : false) || ...);
   if (!found) fail_internal("a value outside a kernel's list where accepts() should have said so");
 }
 

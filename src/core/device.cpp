@@ -16,7 +16,8 @@ namespace {
 Target detect_cpu() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni");
@@ -41,7 +42,8 @@ Target lowered_by_environment(Target detected) {
   } else if (std::strcmp(isa, "avx512_bf16") == 0) {
     wanted = Target::avx512_bf16;
   } else {
-    fail_argument(std::string("QUANTFUSE_ISA is '") + isa + "', expected scalar, avx2, avx512 or avx512_bf16");
+    fail_argument(std::string("QUANTFUSE_ISA is '") + isa +
+                  "', expected scalar, avx2, avx512 or avx512_bf16");
   }
   return wanted < detected ? wanted : detected;
 }
@@ -97,7 +99,8 @@ Verdict target_runs(Target target, qf_device device) {
     return sm >= static_cast<int>(target) ? kYes : no("needs a GPU of a higher compute capability");
   }
   if (is_cuda(target)) return no("runs on CUDA devices, and the tensors are on the CPU");
-  return target <= cpu_target() ? kYes : no("needs instructions that this CPU, or QUANTFUSE_ISA, does not offer");
+  return target <= cpu_target() ? kYes
+                                : no("needs instructions that this CPU, or QUANTFUSE_ISA, does not offer");
 }
 
 }  // namespace quantfuse

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The machine: what the CPU can do, which GPUs there are. The CUDA half is cuda/device.cu, or a stub of it where the
-// library is built without nvcc; both find no GPU, and no error, on a machine without a driver.
+// The machine: what the CPU can do, which GPUs there are. The CUDA half is cuda/device.cu, or a stub of it
+// where the library is built without nvcc; both find no GPU, and no error, on a machine without a driver.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace quantfuse {
 
-// The best CPU target this process may use: what the processor has, lowered by QUANTFUSE_ISA=scalar|avx2|avx512.
-// Read once, at the first use.
+// The best CPU target this process may use: what the processor has, lowered by
+// QUANTFUSE_ISA=scalar|avx2|avx512. Read once, at the first use.
 Target cpu_target();
 
 struct CpuInfo {
@@ -33,7 +33,8 @@ struct GpuInfo {
 };
 
 std::vector<GpuInfo> gpu_list();
-// The compute capability device `id` acts as, or 0 if there is no such device. Cached: no driver call after the first.
+// The compute capability device `id` acts as, or 0 if there is no such device. Cached: no driver call after
+// the first.
 int gpu_acts_as(int id);
 int gpu_num_sms(int id);
 std::string cuda_driver_version();          // "" without a driver

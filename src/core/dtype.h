@@ -69,7 +69,9 @@ constexpr const char* format_name(qf_format f) {
 }
 
 // Bytes that hold `count` codes of a row.
-constexpr int64_t row_bytes(qf_format f, int64_t count) { return is_packed_4bit(f) ? (count + 1) / 2 : count; }
+constexpr int64_t row_bytes(qf_format f, int64_t count) {
+  return is_packed_4bit(f) ? (count + 1) / 2 : count;
+}
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The three ways a call can fail. Inside the library they are exceptions; at the C border, a status and a message.
+// The three ways a call can fail. Inside the library they are exceptions; at the C border, a status and a
+// message.
 #pragma once
 
 #include <stdexcept>
@@ -20,8 +21,8 @@ class Error : public std::runtime_error {
   qf_status status_;
 };
 
-// Not inline: kernels are compiled for newer instruction sets than the code around them, and a copy of an inline
-// function compiled there could be the one the linker keeps for everybody.
+// Not inline: kernels are compiled for newer instruction sets than the code around them, and a copy of an
+// inline function compiled there could be the one the linker keeps for everybody.
 [[noreturn]] void fail_argument(const std::string& message);
 [[noreturn]] void fail_unsupported(const std::string& message);
 [[noreturn]] void fail_device(const std::string& message);

@@ -53,8 +53,10 @@ Expect::Expect(Arguments& owner, const char* name, const qf_tensor* tensor)
     owner_.has_device_ = true;
     owner_.device_ = device;
     owner_.device_from_ = name;
-  } else if (device.type != owner_.device_.type || (device.type == QF_CUDA && device.id != owner_.device_.id)) {
-    fail("is on " + device_text(device) + ", but " + owner_.device_from_ + " is on " + device_text(owner_.device_));
+  } else if (device.type != owner_.device_.type ||
+             (device.type == QF_CUDA && device.id != owner_.device_.id)) {
+    fail("is on " + device_text(device) + ", but " + owner_.device_from_ + " is on " +
+         device_text(owner_.device_));
   }
 }
 
@@ -119,8 +121,9 @@ Expect& Expect::dtype(std::initializer_list<DType> allowed) {
   for (DType d : allowed) names += (names.empty() ? "" : " or ") + std::string(dtype_name(d));
   const qf_dtype raw = tensor_->dtype;
   fail("has type " +
-       (dtype_ == DType::other ? "code " + std::to_string(raw.code) + " with " + std::to_string(raw.bits) + " bits"
-                               : std::string(dtype_name(dtype_))) +
+       (dtype_ == DType::other
+            ? "code " + std::to_string(raw.code) + " with " + std::to_string(raw.bits) + " bits"
+            : std::string(dtype_name(dtype_))) +
        ", expected " + names);
 }
 
@@ -173,10 +176,12 @@ Matrix Expect::matrix() {
   // A view of one row, or of nothing, has no meaningful stride.
   const int64_t row_stride = row_dim_ < 0 || rows_ <= 1 || cols_ == 0 ? cols_ : stride(row_dim_);
   if (rows_ > 0 && cols_ > 1 && col_dim_ >= 0 && stride(col_dim_) != 1) {
-    fail("has stride " + std::to_string(stride(col_dim_)) + " along its last dimension, expected contiguous rows");
+    fail("has stride " + std::to_string(stride(col_dim_)) +
+         " along its last dimension, expected contiguous rows");
   }
   if (row_stride < cols_) {
-    fail("has row stride " + std::to_string(row_stride) + ", less than its " + std::to_string(cols_) + " columns");
+    fail("has row stride " + std::to_string(row_stride) + ", less than its " + std::to_string(cols_) +
+         " columns");
   }
   check_memory(rows_, cols_, row_stride);
   char* data = tensor_->data ? static_cast<char*>(tensor_->data) + tensor_->byte_offset : nullptr;

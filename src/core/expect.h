@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Argument checks. Sizes are symbols: the first tensor that mentions a Dim binds it, every later one is compared with it.
-// The only way from a qf_tensor to memory is through a checked view, so an unchecked shape cannot reach a kernel.
+// Argument checks. Sizes are symbols: the first tensor that mentions a Dim binds it, every later one is
+// compared with it. The only way from a qf_tensor to memory is through a checked view, so an unchecked shape
+// cannot reach a kernel.
 //
 //   Dim m{"m"}, n{"n"}, k{"k"};
 //   Arguments arg{"linear"};
@@ -48,7 +49,9 @@ struct Matrix {
   T* row(int64_t r) const {
     return static_cast<T*>(data) + r * row_stride;
   }
-  char* row_bytes_at(int64_t r) const { return static_cast<char*>(data) + r * row_stride * dtype_bytes(dtype); }
+  char* row_bytes_at(int64_t r) const {
+    return static_cast<char*>(data) + r * row_stride * dtype_bytes(dtype);
+  }
 };
 
 // A checked contiguous one-dimensional view.
@@ -74,16 +77,17 @@ class Expect {
 
   Expect& shape(Dim& size);
   Expect& shape(Dim& rows, Dim& cols);
-  // As shape(rows, cols), but a dimension of size 1 may be missing from the tensor: scales per row come as [m] or [m, 1].
+  // As shape(rows, cols), but a dimension of size 1 may be missing from the tensor: scales per row come as
+  // [m] or [m, 1].
   Expect& shape_squeezed(Dim& rows, Dim& cols);
   Expect& dtype(std::initializer_list<DType> allowed);
   // The types that hold codes of `format`.
   Expect& codes(qf_format format);
   Expect& aligned(int64_t bytes);
 
-  Matrix matrix();    // rows contiguous, any row stride >= cols
-  Vector vector();    // contiguous
-  Matrix compact();   // a matrix with row stride == cols (accepts squeezed shapes)
+  Matrix matrix();   // rows contiguous, any row stride >= cols
+  Vector vector();   // contiguous
+  Matrix compact();  // a matrix with row stride == cols (accepts squeezed shapes)
 
  private:
   [[noreturn]] void fail(const std::string& text) const;
@@ -116,7 +120,8 @@ class Arguments {
   qf_device device() const { return device_; }
   bool needs_data() const { return needs_data_; }
 
-  // Fails if the memory of output `name` touches that of any tensor seen so far other than itself and `except`.
+  // Fails if the memory of output `name` touches that of any tensor seen so far other than itself and
+  // `except`.
   void writes(const char* name, const char* except = nullptr) const;
 
  private:

@@ -29,8 +29,9 @@ std::string info_json() {
   std::string s = "{\"version\": " + quoted(kVersion);
   s += ", \"cpu\": {\"model\": " + quoted(cpu.model) + ", \"cpus\": " + std::to_string(cpu.num_cpus) +
        ", \"threads\": " + std::to_string(num_threads()) + ", \"isa\": " + quoted(target_name(cpu_target())) +
-       ", \"isa_detected\": " + quoted(target_name(cpu.detected)) + ", \"l1_bytes\": " + std::to_string(cpu.l1_bytes) +
-       ", \"l2_bytes\": " + std::to_string(cpu.l2_bytes) + ", \"l3_bytes\": " + std::to_string(cpu.l3_bytes) + "}";
+       ", \"isa_detected\": " + quoted(target_name(cpu.detected)) +
+       ", \"l1_bytes\": " + std::to_string(cpu.l1_bytes) + ", \"l2_bytes\": " + std::to_string(cpu.l2_bytes) +
+       ", \"l3_bytes\": " + std::to_string(cpu.l3_bytes) + "}";
   s += ", \"cuda\": {\"architectures\": " + quoted(cuda_compiled_architectures()) +
        ", \"driver\": " + quoted(cuda_driver_version()) + ", \"devices\": [";
   bool is_first = true;
@@ -38,8 +39,8 @@ std::string info_json() {
     s += std::string(is_first ? "" : ", ") + "{\"name\": " + quoted(gpu.name) +
          ", \"compute_capability\": " + std::to_string(gpu.compute_capability) +
          ", \"acts_as\": " + std::to_string(gpu.acts_as) + ", \"sms\": " + std::to_string(gpu.num_sms) +
-         ", \"memory_bytes\": " + std::to_string(gpu.memory_bytes) + ", \"l2_bytes\": " + std::to_string(gpu.l2_bytes) +
-         "}";
+         ", \"memory_bytes\": " + std::to_string(gpu.memory_bytes) +
+         ", \"l2_bytes\": " + std::to_string(gpu.l2_bytes) + "}";
     is_first = false;
   }
   return s + "]}}";
@@ -56,11 +57,13 @@ std::string kernels_json() {
         verdict = target_runs(kernel.target, {QF_CPU, 0});
       } else {
         verdict = no("there is no CUDA device here");
-        for (int id = 0; gpu_acts_as(id) != 0 && !verdict; ++id) verdict = target_runs(kernel.target, {QF_CUDA, id});
+        for (int id = 0; gpu_acts_as(id) != 0 && !verdict; ++id)
+          verdict = target_runs(kernel.target, {QF_CUDA, id});
       }
-      s += std::string(s.size() > 1 ? ", " : "") + "{\"op\": \"" + op.name + "\", \"kernel\": \"" + kernel.name +
-           "\", \"target\": \"" + target_name(kernel.target) + "\", \"available\": " + (verdict ? "true" : "false") +
-           ", \"reason\": \"" + (verdict ? "" : verdict.reason) + "\"}";
+      s += std::string(s.size() > 1 ? ", " : "") + "{\"op\": \"" + op.name + "\", \"kernel\": \"" +
+           kernel.name + "\", \"target\": \"" + target_name(kernel.target) +
+           "\", \"available\": " + (verdict ? "true" : "false") + ", \"reason\": \"" +
+           (verdict ? "" : verdict.reason) + "\"}";
     }
   }
   return s + "]";
@@ -80,7 +83,9 @@ using namespace quantfuse;
 
 extern "C" const char* qf_version(void) { return kVersion; }
 extern "C" size_t qf_info(char* json, size_t capacity) { return text_result(info_json, json, capacity); }
-extern "C" size_t qf_kernels(char* json, size_t capacity) { return text_result(kernels_json, json, capacity); }
+extern "C" size_t qf_kernels(char* json, size_t capacity) {
+  return text_result(kernels_json, json, capacity);
+}
 extern "C" int32_t qf_get_num_threads(void) { return num_threads(); }
 extern "C" qf_status qf_set_num_threads(int32_t n) {
   return guarded([&] { set_num_threads(n); });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of operations and kernels, as built. Filled by code that the build generates from the kernels.list files.
+// The table of operations and kernels, as built. Filled by code that the build generates from the
+// kernels.list files.
 #pragma once
 
 #include <span>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every kernel of every operation has, and how one of them is chosen: the first in kernels.list that accepts.
+// What every kernel of every operation has, and how one of them is chosen: the first in kernels.list that
+// accepts.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,15 @@
 namespace quantfuse {
 
 // What a kernel is built for. CUDA targets are the compute capability they need at least.
-enum class Target : int16_t { reference = 0, avx2 = 2, avx512 = 3, avx512_bf16 = 4, sm75 = 75, sm80 = 80, sm90 = 90 };
+enum class Target : int16_t {
+  reference = 0,
+  avx2 = 2,
+  avx512 = 3,
+  avx512_bf16 = 4,
+  sm75 = 75,
+  sm80 = 80,
+  sm90 = 90
+};
 
 constexpr bool is_cuda(Target t) { return t >= Target::sm75; }
 const char* target_name(Target t);
@@ -60,7 +69,8 @@ static size_t no_workspace(const Problem&) {
   return 0;
 }
 
-// Whether kernels of this target can run on `device` here: compiled, within QUANTFUSE_ISA / QUANTFUSE_MAX_SM, present.
+// Whether kernels of this target can run on `device` here: compiled, within QUANTFUSE_ISA / QUANTFUSE_MAX_SM,
+// present.
 Verdict target_runs(Target target, qf_device device);
 
 template <class Problem>

@@ -38,9 +38,11 @@ std::string explain_json(int chosen, std::span<const Candidate> candidates) {
   for (size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& c = candidates[i];
     const bool accepts = static_cast<bool>(c.verdict);
-    const char* reason = !accepts ? c.verdict.reason : (static_cast<int>(i) == chosen ? "chosen" : "a kernel before it in the list accepts");
-    s += std::string(i ? ", " : "") + "{\"kernel\": \"" + c.kernel + "\", \"accepts\": " + (accepts ? "true" : "false") +
-         ", \"reason\": \"" + reason + "\"}";
+    const char* reason =
+        !accepts ? c.verdict.reason
+                 : (static_cast<int>(i) == chosen ? "chosen" : "a kernel before it in the list accepts");
+    s += std::string(i ? ", " : "") + "{\"kernel\": \"" + c.kernel +
+         "\", \"accepts\": " + (accepts ? "true" : "false") + ", \"reason\": \"" + reason + "\"}";
   }
   return s + "]}";
 }
@@ -57,8 +59,9 @@ size_t copy_text(const std::string& text, char* out, size_t capacity) {
 void check_workspace(const char* op, size_t needed, const qf_call& call) {
   if (needed == 0) return;
   if (!call.workspace || call.workspace_bytes < needed) {
-    fail_argument(std::string(op) + ": workspace has " + std::to_string(call.workspace ? call.workspace_bytes : 0) +
-                  " bytes, expected at least " + std::to_string(needed));
+    fail_argument(std::string(op) + ": workspace has " +
+                  std::to_string(call.workspace ? call.workspace_bytes : 0) + " bytes, expected at least " +
+                  std::to_string(needed));
   }
   if (reinterpret_cast<uintptr_t>(call.workspace) % 64 != 0) {
     fail_argument(std::string(op) + ": workspace is not aligned to 64 bytes");

@@ -75,7 +75,8 @@ Selection<Op> select(const typename Op::Problem& problem, qf_device device, cons
       if (candidates.empty()) break;
     }
   }
-  if (!is_known) fail_argument(std::string(Op::name) + ": there is no kernel named '" + std::string(forced) + "'");
+  if (!is_known)
+    fail_argument(std::string(Op::name) + ": there is no kernel named '" + std::string(forced) + "'");
   return chosen;
 }
 
@@ -123,7 +124,8 @@ qf_status workspace(const typename Op::Args* args, const qf_call* call_or_null, 
 
 // {"chosen": NAME or null, "candidates": [...]}; 0 with qf_last_error() set where the arguments are bad.
 template <class Op>
-size_t explain(const typename Op::Args* args, const qf_call* call_or_null, char* json, size_t capacity) noexcept {
+size_t explain(const typename Op::Args* args, const qf_call* call_or_null, char* json,
+               size_t capacity) noexcept {
   size_t length = 0;
   guarded([&] {
     const qf_call& call = call_or_null ? *call_or_null : kDefaultCall;
@@ -137,13 +139,14 @@ size_t explain(const typename Op::Args* args, const qf_call* call_or_null, char*
   return length;
 }
 
-#define QF_DEFINE_OPERATION(function, Op)                                                                        \
-  extern "C" qf_status function(const Op::Args* args, const qf_call* call) { return run<Op>(args, call); }       \
-  extern "C" qf_status function##_workspace(const Op::Args* args, const qf_call* call, uint64_t* bytes) {        \
-    return workspace<Op>(args, call, bytes);                                                                     \
-  }                                                                                                              \
-  extern "C" size_t function##_explain(const Op::Args* args, const qf_call* call, char* json, size_t capacity) { \
-    return explain<Op>(args, call, json, capacity);                                                              \
+#define QF_DEFINE_OPERATION(function, Op)                                                                  \
+  extern "C" qf_status function(const Op::Args* args, const qf_call* call) { return run<Op>(args, call); } \
+  extern "C" qf_status function##_workspace(const Op::Args* args, const qf_call* call, uint64_t* bytes) {  \
+    return workspace<Op>(args, call, bytes);                                                               \
+  }                                                                                                        \
+  extern "C" size_t function##_explain(const Op::Args* args, const qf_call* call, char* json,              \
+                                       size_t capacity) {                                                  \
+    return explain<Op>(args, call, json, capacity);                                                        \
   }
 
 }  // namespace quantfuse

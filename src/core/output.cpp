@@ -16,7 +16,8 @@ Output parse_output(Arguments& arg, const OutputArgs& a, Dim& m, Dim& n, const c
   }
   check_format(arg, "out_format", a.format, {QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2});
   out.y = arg.expect("y", a.y).shape(m, n).codes(a.format).matrix();
-  arg.require(a.mode == QF_SCALE_DYNAMIC || a.mode == QF_SCALE_STATIC, "out_mode is unknown, expected dynamic or static");
+  arg.require(a.mode == QF_SCALE_DYNAMIC || a.mode == QF_SCALE_STATIC,
+              "out_mode is unknown, expected dynamic or static");
   out.is_static = a.mode == QF_SCALE_STATIC;
   arg.require(a.group >= 0, "out_group is negative, expected 0 (the whole row) or more");
   out.group = resolve_block(arg, "out_group", {1, a.group}, m, n).cols;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The output that linear, rms_norm and gated_act share: numbers rounded to a float type, or quantized once more, with a
-// static scale or with one per row and group of columns.
+// The output that linear, rms_norm and gated_act share: numbers rounded to a float type, or quantized once
+// more, with a static scale or with one per row and group of columns.
 #pragma once
 
 #include "core/expect.h"
@@ -9,11 +9,11 @@
 namespace quantfuse {
 
 struct Output {
-  Matrix y;                            // [m, n] f32 | f16 | bf16, or codes
-  qf_format format = QF_FORMAT_NONE;   // NONE, INT8, E4M3, E5M2
+  Matrix y;                           // [m, n] f32 | f16 | bf16, or codes
+  qf_format format = QF_FORMAT_NONE;  // NONE, INT8, E4M3, E5M2
   bool is_static = false;
-  int64_t group = 1;                   // columns that share a dynamic scale; resolved, at least 1
-  Matrix scale;                        // static: [1, 1], read; dynamic: [m, ceil(n / group)], written
+  int64_t group = 1;  // columns that share a dynamic scale; resolved, at least 1
+  Matrix scale;       // static: [1, 1], read; dynamic: [m, ceil(n / group)], written
 
   bool is_quantized() const { return format != QF_FORMAT_NONE; }
 };

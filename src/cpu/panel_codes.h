@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Words of a packed panel (linear/packed.h) as vectors: the k-th number of each lane's word as a float, or 4-bit codes
-// spread to bytes.
+// Words of a packed panel (linear/packed.h) as vectors: the k-th number of each lane's word as a float, or
+// 4-bit codes spread to bytes.
 #pragma once
 
 #include "cpu/vector_math.h"
@@ -11,7 +11,7 @@ namespace quantfuse {
 // Values of the stored 4-bit codes.
 constexpr float kInt4Values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 constexpr float kFp4Values[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
-                                         -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+                                  -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 template <class S, qf_format Format>
 struct PanelDecoder {
@@ -38,16 +38,19 @@ struct PanelDecoder {
   }
 };
 
-// [k / per word][2][lanes] words of one panel -> [k][2][lanes] floats, zero points (2 vectors, or null) subtracted.
+// [k / per word][2][lanes] words of one panel -> [k][2][lanes] floats, zero points (2 vectors, or null)
+// subtracted.
 template <class S, qf_format Format>
 QF_INLINE void decode_panel(const uint8_t* codes, const float* zeros, int64_t k, float* out) {
   using Decoder = PanelDecoder<S, Format>;
   const Decoder decoder;
-  const auto zero0 = zeros ? S::load(zeros) : S::zero(), zero1 = zeros ? S::load(zeros + S::kLanes) : S::zero();
+  const auto zero0 = zeros ? S::load(zeros) : S::zero(),
+             zero1 = zeros ? S::load(zeros + S::kLanes) : S::zero();
   for (int64_t word = 0; word < k / Decoder::kPerWord; ++word, codes += 8 * S::kLanes) {
     const auto word0 = S::load_i(codes), word1 = S::load_i(codes + 4 * S::kLanes);
     unrolled<Decoder::kPerWord>([&](auto position) __attribute__((always_inline)) {
-      auto w0 = decoder.template value<position.value>(word0), w1 = decoder.template value<position.value>(word1);
+      auto w0 = decoder.template value<position.value>(word0),
+           w1 = decoder.template value<position.value>(word1);
       if (zeros) w0 = S::sub(w0, zero0), w1 = S::sub(w1, zero1);
       S::store(out, w0);
       S::store(out + S::kLanes, w1);

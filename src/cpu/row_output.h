@@ -7,14 +7,14 @@
 
 namespace quantfuse {
 
-// Values of a row that are held at a time: as much as half of the smallest L1 cache there is, or one group of up to
-// 64 KB, which every L2 cache holds.
+// Values of a row that are held at a time: as much as half of the smallest L1 cache there is, or one group of
+// up to 64 KB, which every L2 cache holds.
 inline constexpr int64_t kRowStep = 4096;
 inline constexpr int64_t kRowBuffer = 16384;
 
-// `produce(col, count, values)` computes columns [col, col + count) of the row, count <= kRowBuffer. Where one dynamic
-// scale covers more than the buffer, they are produced twice, for the largest magnitude and then for the codes: the
-// inputs are still in a cache then, and no workspace is needed.
+// `produce(col, count, values)` computes columns [col, col + count) of the row, count <= kRowBuffer. Where
+// one dynamic scale covers more than the buffer, they are produced twice, for the largest magnitude and then
+// for the codes: the inputs are still in a cache then, and no workspace is needed.
 template <class S, class Produce>
 QF_INLINE void store_row(const Output& out, int64_t row, int64_t n, const Produce& produce) {
   alignas(64) float values[kRowBuffer];

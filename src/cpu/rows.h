@@ -20,7 +20,8 @@ QF_INLINE float row_amax(const T* x, int64_t n) {
   return S::reduce_max(S::max(a, b));
 }
 
-// codes[i] = encode_value(Format, x[i] * inverse_scale, zero), one code per byte. Returns the sum of integer codes.
+// codes[i] = encode_value(Format, x[i] * inverse_scale, zero), one code per byte. Returns the sum of integer
+// codes.
 template <class S, qf_format Format, class T>
 QF_INLINE int32_t row_encode(const T* x, int64_t n, float inverse_scale, int zero, uint8_t* codes) {
   const auto inverse = S::set1(inverse_scale);

@@ -17,8 +17,8 @@ namespace quantfuse {
 struct Avx2 {
   using F = __m256;
   using I = __m256i;
-  // Accumulators of dot4. A type of 32-bit lanes of its own: an array of I, which the compiler sees as 64-bit lanes and
-  // converts at every step, stays in memory.
+  // Accumulators of dot4. A type of 32-bit lanes of its own: an array of I, which the compiler sees as 64-bit
+  // lanes and converts at every step, stays in memory.
   using Sums = int32_t __attribute__((vector_size(32)));
   using M = __m256i;  // all ones in chosen lanes
   static constexpr int kLanes = 8;
@@ -35,7 +35,9 @@ struct Avx2 {
   QF_SIMD I zero_i() { return _mm256_setzero_si256(); }
 
   QF_SIMD F load(const float* p) { return _mm256_loadu_ps(p); }
-  QF_SIMD F load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  QF_SIMD F load(const f16* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   QF_SIMD F load(const bf16* p) {
     const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
@@ -63,10 +65,18 @@ struct Avx2 {
   QF_SIMD I load_i(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   QF_SIMD void store_i(void* p, I v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
   QF_SIMD void store_i(int32_t* p, I v, int64_t n) { _mm256_maskstore_epi32(p, first(n), v); }
-  QF_SIMD I load_u8(const void* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
-  QF_SIMD I load_i8(const void* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
-  QF_SIMD I load_u8(const void* p, int64_t n) { return n >= 8 ? load_u8(p) : load_u8(Buffer<uint8_t>(p, n).v); }
-  QF_SIMD I load_i8(const void* p, int64_t n) { return n >= 8 ? load_i8(p) : load_i8(Buffer<uint8_t>(p, n).v); }
+  QF_SIMD I load_u8(const void* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  }
+  QF_SIMD I load_i8(const void* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  }
+  QF_SIMD I load_u8(const void* p, int64_t n) {
+    return n >= 8 ? load_u8(p) : load_u8(Buffer<uint8_t>(p, n).v);
+  }
+  QF_SIMD I load_i8(const void* p, int64_t n) {
+    return n >= 8 ? load_i8(p) : load_i8(Buffer<uint8_t>(p, n).v);
+  }
   QF_SIMD void store_u8(void* p, I v) {
     const I low = and_(v, set1(255));
     const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
@@ -161,8 +171,8 @@ struct Avx2 {
     return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
   }
 
-  // acc[lane] += sum over the lane's 4 bytes of w (unsigned) * x (signed). Not by vpmaddubsw, which saturates at 16 bits:
-  // even and odd bytes are widened and multiplied as 16-bit pairs, which is exact.
+  // acc[lane] += sum over the lane's 4 bytes of w (unsigned) * x (signed). Not by vpmaddubsw, which saturates
+  // at 16 bits: even and odd bytes are widened and multiplied as 16-bit pairs, which is exact.
   QF_SIMD I ints(Sums a) { return (I)a; }
   QF_SIMD Sums sums(I a) { return (Sums)a; }
   QF_SIMD I dot4(I acc, I w_u8, I x_s8) { return ints(dot4(sums(acc), w_u8, x_s8)); }
@@ -172,14 +182,18 @@ struct Avx2 {
     return acc + (Sums)_mm256_madd_epi16(w_even, x_even) + (Sums)_mm256_madd_epi16(w_odd, x_odd);
   }
 
-  // A table of 16 floats looked up by the low 4 bits of each lane: vpermps knows 8 entries, so two and a blend.
+  // A table of 16 floats looked up by the low 4 bits of each lane: vpermps knows 8 entries, so two and a
+  // blend.
   struct Table16 {
     __m256 low, high;
   };
-  QF_SIMD Table16 table16(const float* values) { return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)}; }
+  QF_SIMD Table16 table16(const float* values) {
+    return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)};
+  }
   QF_SIMD F lookup(Table16 t, I index) {
     const F by_bit3 = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
-    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.low, index), _mm256_permutevar8x32_ps(t.high, index), by_bit3);
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.low, index), _mm256_permutevar8x32_ps(t.high, index),
+                            by_bit3);
   }
   QF_SIMD F gather(const float* values, I index) { return _mm256_i32gather_ps(values, index, 4); }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors of AVX-512 (F, BW, DQ, VL, VNNI): 16 floats or 32-bit integers. Same names as cpu/simd_avx2.h, so that a kernel
-// is one template over the vector type, compiled once per instruction set.
+// Vectors of AVX-512 (F, BW, DQ, VL, VNNI): 16 floats or 32-bit integers. Same names as cpu/simd_avx2.h, so
+// that a kernel is one template over the vector type, compiled once per instruction set.
 #pragma once
 
 #include <immintrin.h>
@@ -17,8 +17,8 @@ namespace quantfuse {
 struct Avx512 {
   using F = __m512;
   using I = __m512i;
-  // Accumulators of dot4. A type of 32-bit lanes of its own: an array of I, which the compiler sees as 64-bit lanes and
-  // converts at every step, stays in memory.
+  // Accumulators of dot4. A type of 32-bit lanes of its own: an array of I, which the compiler sees as 64-bit
+  // lanes and converts at every step, stays in memory.
   using Sums = int32_t __attribute__((vector_size(64)));
   using M = __mmask16;
   static constexpr int kLanes = 16;
@@ -33,7 +33,9 @@ struct Avx512 {
   QF_SIMD I zero_i() { return _mm512_setzero_si512(); }
 
   QF_SIMD F load(const float* p) { return _mm512_loadu_ps(p); }
-  QF_SIMD F load(const f16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  QF_SIMD F load(const f16* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
   QF_SIMD F load(const bf16* p) {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
@@ -42,7 +44,8 @@ struct Avx512 {
   QF_SIMD F load(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first(n), p); }
   QF_SIMD F load(const f16* p, int64_t n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
   QF_SIMD F load(const bf16* p, int64_t n) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p)), 16));
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p)), 16));
   }
 
   QF_SIMD void store(float* p, F v) { _mm512_storeu_ps(p, v); }
@@ -56,16 +59,29 @@ struct Avx512 {
   QF_SIMD void store_i(void* p, I v) { _mm512_storeu_si512(p, v); }
   QF_SIMD void store_i(int32_t* p, I v, int64_t n) { _mm512_mask_storeu_epi32(p, first(n), v); }
   // 16 bytes widened to 32 bits each; the low bytes of 32-bit lanes.
-  QF_SIMD I load_u8(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
-  QF_SIMD I load_i8(const void* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
-  QF_SIMD I load_u8(const void* p, int64_t n) { return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first(n), p)); }
-  QF_SIMD I load_i8(const void* p, int64_t n) { return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first(n), p)); }
+  QF_SIMD I load_u8(const void* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  QF_SIMD I load_i8(const void* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  QF_SIMD I load_u8(const void* p, int64_t n) {
+    return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first(n), p));
+  }
+  QF_SIMD I load_i8(const void* p, int64_t n) {
+    return _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first(n), p));
+  }
   QF_SIMD void store_u8(void* p, I v) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v)); }
-  QF_SIMD void store_u8(void* p, I v, int64_t n) { _mm_mask_storeu_epi8(p, first(n), _mm512_cvtepi32_epi8(v)); }
+  QF_SIMD void store_u8(void* p, I v, int64_t n) {
+    _mm_mask_storeu_epi8(p, first(n), _mm512_cvtepi32_epi8(v));
+  }
 
-  // 16 nibbles, the low one of each byte first: from memory to one per lane, and the low bits of each lane to memory.
+  // 16 nibbles, the low one of each byte first: from memory to one per lane, and the low bits of each lane to
+  // memory.
   QF_SIMD I load_u4(const void* p) { return split_nibbles(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
-  QF_SIMD I load_u4(const void* p, int64_t n) { return split_nibbles(_mm_maskz_loadu_epi8(nibble_bytes(n), p)); }
+  QF_SIMD I load_u4(const void* p, int64_t n) {
+    return split_nibbles(_mm_maskz_loadu_epi8(nibble_bytes(n), p));
+  }
   QF_SIMD void store_u4(void* p, I v) { _mm_storel_epi64(static_cast<__m128i*>(p), join_nibbles(v)); }
   // The first n nibbles; the high half behind an odd n is zero.
   QF_SIMD void store_u4(void* p, I v, int64_t n) {

@@ -19,8 +19,8 @@
 namespace quantfuse {
 namespace {
 
-// A worker that has run out of work spins this long before it sleeps: the gap between two layers of a model is a few
-// microseconds, and waking a sleeping thread costs 30 to 60.
+// A worker that has run out of work spins this long before it sleeps: the gap between two layers of a model
+// is a few microseconds, and waking a sleeping thread costs 30 to 60.
 constexpr int kSpins = 4000;
 
 std::atomic<int> requested_threads{0};
@@ -65,8 +65,8 @@ class Pool {
  private:
   static constexpr int kPartsBits = 16;
 
-  // A round's number and its number of parts are one word: a worker that wakes late sees both or neither, and one that
-  // has no part in a round touches nothing else of it.
+  // A round's number and its number of parts are one word: a worker that wakes late sees both or neither, and
+  // one that has no part in a round touches nothing else of it.
   void start_round(int parts) {
     {
       std::lock_guard lock(sleep_);
@@ -96,7 +96,8 @@ class Pool {
   void work(int index, uint64_t seen) {
     for (;;) {
       uint64_t round = seen;
-      for (int spins = 0; spins < kSpins && (round = round_.load(std::memory_order_acquire)) == seen; ++spins) pause(spins);
+      for (int spins = 0; spins < kSpins && (round = round_.load(std::memory_order_acquire)) == seen; ++spins)
+        pause(spins);
       if (round == seen) {
         std::unique_lock lock(sleep_);
         wake_.wait(lock, [&] { return (round = round_.load(std::memory_order_acquire)) != seen; });
@@ -143,7 +144,8 @@ int num_threads() {
 }
 
 void set_num_threads(int n) {
-  if (n < 0 || n > 1024) fail_argument("set_num_threads: num_threads is " + std::to_string(n) + ", expected 0 to 1024");
+  if (n < 0 || n > 1024)
+    fail_argument("set_num_threads: num_threads is " + std::to_string(n) + ", expected 0 to 1024");
   requested_threads.store(n, std::memory_order_relaxed);
 }
 

@@ -5,8 +5,9 @@
 //   x  [k][MT] floats, or [k / 4][MT] words of 4 bytes: one broadcast per row and k, all from one stream
 //   w  [k][2][lanes] floats, or [k / 4][2][lanes] words: what cpu/panel_codes.h decodes a packed panel into
 //
-// MT x 2 accumulators plus the 2 vectors of w fill the register file: 12 rows with 32 registers, 6 with 16. Every
-// accumulator is one chain in order of k, so a result does not depend on how many rows are computed beside it.
+// MT x 2 accumulators plus the 2 vectors of w fill the register file: 12 rows with 32 registers, 6 with 16.
+// Every accumulator is one chain in order of k, so a result does not depend on how many rows are computed
+// beside it.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vector functions over either vector type S: exponential, activation functions, encoding into 8-bit and 4-bit floats.
+// Vector functions over either vector type S: exponential, activation functions, encoding into 8-bit and
+// 4-bit floats.
 #pragma once
 
 #include <utility>
@@ -12,17 +13,19 @@
 
 namespace quantfuse {
 
-// Calls body(std::integral_constant<int, K>) for K = 0 .. N - 1. Not a loop: the compiler keeps an array of vectors in
-// registers only if every index into it is a constant before it starts to unroll loops.
+// Calls body(std::integral_constant<int, K>) for K = 0 .. N - 1. Not a loop: the compiler keeps an array of
+// vectors in registers only if every index into it is a constant before it starts to unroll loops.
 template <int N, class Body>
 QF_INLINE void unrolled(const Body& body) {
   [&]<int... K>(std::integer_sequence<int, K...>) __attribute__((always_inline)) {
     (body(std::integral_constant<int, K>{}), ...);
-  }(std::make_integer_sequence<int, N>{});
+  }
+  (std::make_integer_sequence<int, N>{});
 }
 
-// e^x within 2 units in the last place: x = i ln 2 + r with |r| <= ln 2 / 2, e^r by a polynomial of degree 6, 2^i by
-// the exponent bits. Below -87.3 the result is 0 to within the smallest normal, above 88.7 infinity-like saturation.
+// e^x within 2 units in the last place: x = i ln 2 + r with |r| <= ln 2 / 2, e^r by a polynomial of degree 6,
+// 2^i by the exponent bits. Below -87.3 the result is 0 to within the smallest normal, above 88.7
+// infinity-like saturation.
 template <class S>
 QF_INLINE typename S::F vector_exp(typename S::F x) {
   using F = typename S::F;
@@ -57,8 +60,8 @@ QF_INLINE typename S::F vector_erf(typename S::F x) {
   return S::from_bits(S::or_(S::bits(magnitude), sign));
 }
 
-// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN. vector_exp saturates at 2^127.5; below that
-// y the divisor is infinite, or a huge negative x would not go to 0.
+// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN. vector_exp saturates at 2^127.5;
+// below that y the divisor is infinite, or a huge negative x would not go to 0.
 template <class S>
 QF_INLINE typename S::F times_sigmoid(typename S::F x, typename S::F y) {
   const auto e = vector_exp<S>(S::sub(S::zero(), y));
@@ -84,13 +87,15 @@ QF_INLINE typename S::F activate(qf_activation kind, typename S::F x) {
   }
 }
 
-// SmallFloat::encode on vectors; the code is in each lane's low bits. One rounding serves normal and subnormal results:
-// next to `magic`, which is 2^23 steps of the format at this magnitude, the sum's last place is one step.
+// SmallFloat::encode on vectors; the code is in each lane's low bits. One rounding serves normal and
+// subnormal results: next to `magic`, which is 2^23 steps of the format at this magnitude, the sum's last
+// place is one step.
 template <class S, int E, int M, int Bias, uint32_t Largest, bool HasNan>
 QF_INLINE typename S::I encode_small(typename S::F x) {
   using I = typename S::I;
   constexpr int kDropped = 23 - M, kSmallestNormal = (128 - Bias) << 23;
-  const auto largest = S::set1(float_from_bits((Largest << kDropped) + (static_cast<uint32_t>(127 - Bias) << 23)));
+  const auto largest =
+      S::set1(float_from_bits((Largest << kDropped) + (static_cast<uint32_t>(127 - Bias) << 23)));
   const auto a = S::min(S::abs(x), largest);
   const I exponent = S::max(S::and_(S::bits(a), S::set1(0x7f800000)), S::set1(kSmallestNormal));
   const I magic = S::add(exponent, S::set1(kDropped << 23));
@@ -104,7 +109,8 @@ QF_INLINE typename S::I encode_small(typename S::F x) {
 template <class S>
 QF_INLINE typename S::I encode_int(typename S::F x, typename S::I zero, int lowest, int highest) {
   // Clamped before the conversion, which knows no larger numbers; NaN gives 0.
-  const auto low = S::to_float(S::sub(S::set1(lowest), zero)), high = S::to_float(S::sub(S::set1(highest), zero));
+  const auto low = S::to_float(S::sub(S::set1(lowest), zero)),
+             high = S::to_float(S::sub(S::set1(highest), zero));
   const auto q = S::add(S::to_int(S::min(S::max(x, low), high)), zero);
   return S::select(S::is_nan(x), S::zero_i(), q);
 }
@@ -123,21 +129,24 @@ QF_INLINE typename S::I encode_vector(typename S::F x, int zero) {
   return encode_vector<S, Format>(x, S::set1(zero));
 }
 
-// The values of FP8 codes, one per 32-bit lane. Their bits, moved to an f16's place, are the value times 2^-8 (e4m3)
-// or itself (e5m2); the conversion treats subnormals exactly.
+// The values of FP8 codes, one per 32-bit lane. Their bits, moved to an f16's place, are the value times 2^-8
+// (e4m3) or itself (e5m2); the conversion treats subnormals exactly.
 template <class S, qf_format Format>
 QF_INLINE typename S::F decode_fp8(typename S::I code) {
   if constexpr (Format == QF_FP8_E5M2) return S::f16_lanes_to_float(S::template shl<8>(code));
   const auto magnitude = S::and_(code, S::set1(0x7f));
   const auto sign = S::template shl<8>(S::and_(code, S::set1(0x80)));
-  const auto value = S::mul(S::f16_lanes_to_float(S::or_(sign, S::template shl<7>(magnitude))), S::set1(256.0f));
+  const auto value =
+      S::mul(S::f16_lanes_to_float(S::or_(sign, S::template shl<7>(magnitude))), S::set1(256.0f));
   const auto nan = S::from_bits(S::or_(S::bits(value), S::set1(0x7fc00000)));
   return S::select(S::equal(magnitude, S::set1(0x7f)), nan, value);
 }
 
-inline constexpr float kE2m1Values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+inline constexpr float kE2m1Values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
+                                          -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 
-// decode_at of formats/codes.h on vectors: one code per lane, INT8 sign-extended, of the 4-bit formats the low 4 bits.
+// decode_at of formats/codes.h on vectors: one code per lane, INT8 sign-extended, of the 4-bit formats the
+// low 4 bits.
 template <class S, qf_format Format>
 QF_INLINE typename S::F decode_vector(typename S::I code) {
   if constexpr (Format == QF_INT8) return S::to_float(code);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// core/device.h for a build with CUDA. The runtime is linked statically: without a driver every query finds no device.
+// core/device.h for a build with CUDA. The runtime is linked statically: without a driver every query finds
+// no device.
 #include <cuda_runtime.h>
 
 #include <cstdlib>
@@ -22,7 +23,8 @@ int max_sm_from_environment() {
   if (!text || !*text) return 0;
   const int sm = std::atoi(text);
   if (sm < 75 || sm > 999) {
-    fail_argument(std::string("QUANTFUSE_MAX_SM is '") + text + "', expected a compute capability such as 80");
+    fail_argument(std::string("QUANTFUSE_MAX_SM is '") + text +
+                  "', expected a compute capability such as 80");
   }
   return sm;
 }
@@ -82,8 +84,8 @@ const char* cuda_compiled_architectures() { return QF_CUDA_ARCHITECTURES; }
 DeviceScope::DeviceScope(qf_device device) {
   if (device.type != QF_CUDA) return;
   if (gpu_acts_as(device.id) == 0) {
-    fail_device("there is no device cuda:" + std::to_string(device.id) + " here (" + std::to_string(table().gpus.size()) +
-                " found)");
+    fail_device("there is no device cuda:" + std::to_string(device.id) + " here (" +
+                std::to_string(table().gpus.size()) + " found)");
   }
   int current = 0;
   cudaGetDevice(&current);

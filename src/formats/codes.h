@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A whole code format chosen at run time: ranges, and scalar access to a code inside a row. The fast kernels have their
-// own vector forms; this is what the reference, the packers and the edges use.
+// A whole code format chosen at run time: ranges, and scalar access to a code inside a row. The fast kernels
+// have their own vector forms; this is what the reference, the packers and the edges use.
 #pragma once
 
 #include "core/dtype.h"
@@ -10,9 +10,9 @@
 namespace quantfuse {
 
 struct CodeRange {
-  float symmetric_max;   // scale = max|x| / symmetric_max
-  int lowest, highest;   // of the integer formats
-  int emax;              // of the floating formats: floor(log2(largest))
+  float symmetric_max;  // scale = max|x| / symmetric_max
+  int lowest, highest;  // of the integer formats
+  int emax;             // of the floating formats: floor(log2(largest))
 };
 
 constexpr CodeRange code_range(qf_format f) {
@@ -40,7 +40,8 @@ QF_HD float decode_at(qf_format f, const void* row, int64_t i) {
   }
 }
 
-// The code nearest to v (v is already divided by the scale; `zero` is 0 in the floating formats), as the low bits.
+// The code nearest to v (v is already divided by the scale; `zero` is 0 in the floating formats), as the low
+// bits.
 QF_HD uint8_t encode_value(qf_format f, float v, int zero) {
   switch (f) {
     // round(v) + zero: v is rounded before the zero point is added, and both saturate.
@@ -69,7 +70,8 @@ QF_HD void store_code(qf_format f, void* row, int64_t i, uint8_t code) {
   }
 }
 
-// The dynamic scale of a block with largest magnitude `amax` (never NaN: amax ignores NaN, infinity counts as FLT_MAX).
+// The dynamic scale of a block with largest magnitude `amax` (never NaN: amax ignores NaN, infinity counts as
+// FLT_MAX).
 QF_HD float scale_from_amax(float amax, float symmetric_max) {
   const float largest = float_from_bits(0x7f7fffffu), smallest = float_from_bits(0x00800000u);
   const float scale = (amax > largest ? largest : amax) / symmetric_max;

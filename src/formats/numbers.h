@@ -3,15 +3,16 @@
 // One number of every format: the bits, and their exact conversion from and to float32. Host and device.
 //
 //   format   sign exponent mantissa  bias  largest  smallest normal / subnormal   specials
-//   f16       1      5        10      15    65504    2^-14  / 2^-24                inf, NaN
-//   bf16      1      8         7     127    3.4e38   2^-126 / 2^-133               inf, NaN
-//   e4m3      1      4         3       7    448      2^-6   / 2^-9                 NaN = S.1111.111, no infinity
-//   e5m2      1      5         2      15    57344    2^-14  / 2^-16                inf = S.11111.00, NaN above it
-//   e2m1      1      2         1       1    6        1      / 0.5                  none
-//   e8m0      0      8         0     127    2^127    2^-127                        NaN = 255
+//   f16       1      5        10      15    65504    2^-14  / 2^-24   inf, NaN
+//   bf16      1      8         7     127    3.4e38   2^-126 / 2^-133   inf, NaN
+//   e4m3      1      4         3       7    448      2^-6   / 2^-9   NaN = S.1111.111, no infinity
+//   e5m2      1      5         2      15    57344    2^-14  / 2^-16   inf = S.11111.00, NaN above it
+//   e2m1      1      2         1       1    6        1      / 0.5   none
+//   e8m0      0      8         0     127    2^127    2^-127   NaN = 255
 //
-// Encoding rounds to nearest, ties to even. FP8 and FP4 saturate: beyond the largest, infinity included, comes the
-// largest. NaN of either sign becomes 0x7f in FP8 (GPUs drop the sign) and 0 in FP4, which has none. f16 and bf16 overflow to infinity, as IEEE has it.
+// Encoding rounds to nearest, ties to even. FP8 and FP4 saturate: beyond the largest, infinity included,
+// comes the largest. NaN of either sign becomes 0x7f in FP8 (GPUs drop the sign) and 0 in FP4, which has
+// none. f16 and bf16 overflow to infinity, as IEEE has it.
 #pragma once
 
 #include <cstdint>
@@ -64,12 +65,13 @@ struct SmallFloat {
     if (a > 0x7f800000u) return static_cast<uint8_t>(HasNan ? kNan : 0);
     uint32_t code;
     if (a < static_cast<uint32_t>(128 - Bias) << 23) {
-      // Below the smallest normal, 2^(1 - Bias): adding 2^(23 + 1 - Bias - M) makes one unit of the float's last place
-      // one step of the format, so that the addition rounds and its low bits are the code.
+      // Below the smallest normal, 2^(1 - Bias): adding 2^(23 + 1 - Bias - M) makes one unit of the float's
+      // last place one step of the format, so that the addition rounds and its low bits are the code.
       const float magic = float_from_bits(static_cast<uint32_t>(127 + 24 - Bias - M) << 23);
       code = float_bits(float_from_bits(a) + magic) - float_bits(magic);
     } else {
-      a += (1u << (kDropped - 1)) - 1 + ((a >> kDropped) & 1);  // to nearest, ties to even; may carry into the exponent
+      a += (1u << (kDropped - 1)) - 1 + ((a >> kDropped) & 1);  // to nearest, ties to even; may carry into
+                                                                // the exponent
       code = (a >> kDropped) - (static_cast<uint32_t>(127 - Bias) << M);
       if (code > Largest) code = Largest;
     }
@@ -126,7 +128,8 @@ QF_HD float to_float(f16 x) {
   const uint32_t code = x.bits & 0x7fffu;
   if (code >= 0x7c00u) return float_from_bits(sign | 0x7f800000u | (code & 0x3ffu) << 13);
   if (code < 0x400u) {
-    return float_from_bits(float_bits(static_cast<float>(code) * float_from_bits(103u << 23)) | sign);  // * 2^-24
+    return float_from_bits(float_bits(static_cast<float>(code) * float_from_bits(103u << 23)) |
+                           sign);  // * 2^-24
   }
   return float_from_bits(sign | ((code << 13) + (112u << 23)));
 }

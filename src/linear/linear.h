@@ -21,11 +21,11 @@ struct Problem {
   qf_format act_format;  // NONE: x as it is
   int64_t act_group;     // resolved; k for a whole row
   Weight weight;
-  Vector bias;           // [n] floats; optional
+  Vector bias;  // [n] floats; optional
   qf_activation activation;
-  Matrix residual;       // [m, n_out] floats; optional
+  Matrix residual;  // [m, n_out] floats; optional
   Output out;
-  PackedView packed;     // of weight.packed, where it fits
+  PackedView packed;              // of weight.packed, where it fits
   const char* not_packed_reason;  // why it does not
 
   bool has_act_quant() const { return act_format != QF_FORMAT_NONE; }

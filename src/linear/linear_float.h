@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = act(x w^T) in float32 arithmetic on the true activations, for every weight format: codes are decoded to float32 on
-// the way from memory to the multiplier. For weights of integers times INT8 activations, linear_int.h is faster.
+// y = act(x w^T) in float32 arithmetic on the true activations, for every weight format: codes are decoded to
+// float32 on the way from memory to the multiplier. For weights of integers times INT8 activations,
+// linear_int.h is faster.
 //
-//   m <= 4   packed codes --load, decode--> registers --fma--> totals        (the traffic is the codes: a stream)
+//   m <= 4   packed codes --load, decode--> registers --fma--> totals   (the traffic is the codes)
 //   m > 4    packed codes --load, decode--> 16 KB in L1 --fma with tiles of 12 (6) rows--> totals in L1
 //
-// Either way a sum is one fma chain per 128 k, times the scale, added to the total: the same bits for every m.
+// Either way a sum is one fma chain per 128 k, times the scale, added to the total: the same bits for every
+// m.
 #pragma once
 
 #include "linear/linear_panels.h"
@@ -30,8 +32,8 @@ struct FloatCall {
 
 inline constexpr int64_t kInputRun = 256;
 
-// v[i] = x[r, k + i] for a run of at most kInputRun columns, within one activation group where x is quantized: then the
-// numbers are what their codes mean.
+// v[i] = x[r, k + i] for a run of at most kInputRun columns, within one activation group where x is
+// quantized: then the numbers are what their codes mean.
 template <class S>
 QF_INLINE void load_input(const Problem& p, int64_t r, int64_t k, int64_t n, const float* scales, float* v) {
   if (p.x_scale) {
@@ -39,11 +41,12 @@ QF_INLINE void load_input(const Problem& p, int64_t r, int64_t k, int64_t n, con
     for (int64_t i = 0; i < n; ++i) v[i] = decode_at(p.act_format, p.x.row_bytes_at(r), k + i) * scale;
     return;
   }
-  choose_float(p.x.dtype, [&](auto type) __attribute__((always_inline)) {
-    using T = typename decltype(type)::type;
-    const T* row = p.x.row<const T>(r) + k;
-    for (int64_t i = 0; i < n; i += S::kLanes) S::store(v + i, S::load(row + i, n - i), n - i);
-  });
+  choose_float(
+      p.x.dtype, [&](auto type) __attribute__((always_inline)) {
+        using T = typename decltype(type)::type;
+        const T* row = p.x.row<const T>(r) + k;
+        for (int64_t i = 0; i < n; i += S::kLanes) S::store(v + i, S::load(row + i, n - i), n - i);
+      });
   if (p.has_act_quant()) {
     const float scale = scales[k / p.act_group];
     uint8_t codes[kInputRun];
@@ -53,8 +56,8 @@ QF_INLINE void load_input(const Problem& p, int64_t r, int64_t k, int64_t n, con
 }
 
 template <class S>
-QF_INLINE void prepare_float_tile(const Problem& p, const Plan& plan, int64_t first_row, int64_t rows, float* scales,
-                                  float* ordered, float* tile) {
+QF_INLINE void prepare_float_tile(const Problem& p, const Plan& plan, int64_t first_row, int64_t rows,
+                                  float* scales, float* ordered, float* tile) {
   const int32_t* k_map = p.packed.k_map();
   for (int64_t r = 0; r < rows; ++r) {
     const float* row_scales = p.has_act_quant() ? input_scales<S>(p, first_row + r, scales) : nullptr;
@@ -74,7 +77,8 @@ QF_INLINE void prepare_float_tile(const Problem& p, const Plan& plan, int64_t fi
       k = end;
     }
     if (k_map) {
-      for (int64_t i = 0; i < plan.k_padded; ++i) tile[i * rows + r] = k_map[i] < 0 ? 0.0f : ordered[k_map[i]];
+      for (int64_t i = 0; i < plan.k_padded; ++i)
+        tile[i * rows + r] = k_map[i] < 0 ? 0.0f : ordered[k_map[i]];
     } else {
       for (int64_t i = p.k; i < plan.k_padded; ++i) tile[i * rows + r] = 0.0f;
     }
@@ -83,9 +87,13 @@ QF_INLINE void prepare_float_tile(const Problem& p, const Plan& plan, int64_t fi
 
 // ---- m <= kDirectRows ----
 
-// NP panels at once: with one row there must be 8 independent sums in flight to keep two fma units of latency 4 busy.
+// NP panels at once: with one row there must be 8 independent sums in flight to keep two fma units of latency
+// 4 busy.
 template <class S, int MT>
-inline constexpr int kDirectPanels = S::kRegisters == 32 ? (MT == 1 ? 4 : MT == 2 ? 2 : 1) : (MT == 1 ? 2 : 1);
+inline constexpr int kDirectPanels = S::kRegisters == 32 ? (MT == 1   ? 4
+                                                            : MT == 2 ? 2
+                                                                      : 1)
+                                                         : (MT == 1 ? 2 : 1);
 
 template <class S, qf_format Format, bool HasZeros, int MT, int NP>
 __attribute__((noinline)) void direct_panels(const FloatCall<S>& c, int64_t panel) {
@@ -196,15 +204,17 @@ __attribute__((noinline)) void multiply_staged(const FloatCall<S>& c, int64_t be
       for (int64_t s = 0; s < c.num_segments; ++s) {
         const Segment& segment = c.segments[s];
         const int64_t k = segment.end - segment.begin, group = segment.group * 2 * L;
-        decode_panel<S, Format>(codes + segment.begin / kPerWord * 8 * L, zeros ? zeros + group : nullptr, k, decoded);
+        decode_panel<S, Format>(codes + segment.begin / kPerWord * 8 * L, zeros ? zeros + group : nullptr, k,
+                                decoded);
         NextCodes next(codes + segment.begin / kPerWord * 8 * L, k / kPerWord * 8 * L, tiles);
         for (int64_t row = row0; row < row1; row += c.tile_rows) {
           next.fetch_share();
           const int64_t rows = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
           const float* x = c.x + row * c.plan.k_padded + segment.begin * rows;
-          choose_tile_rows<S>(rows, [&](auto mt) __attribute__((always_inline)) {
-            add_float_tile<S, mt.value>(x, decoded, k, scales + group, totals + (row - row0) * 2 * L);
-          });
+          choose_tile_rows<S>(
+              rows, [&](auto mt) __attribute__((always_inline)) {
+                add_float_tile<S, mt.value>(x, decoded, k, scales + group, totals + (row - row0) * 2 * L);
+              });
         }
       }
       for (int64_t row = row0; row < row1; ++row) {
@@ -251,7 +261,8 @@ QF_INLINE void launch_float(const Problem& p, const Launch& launch) {
     });
     const FloatCall<S> call = {p, plan, segments, num_segments, x, rows, tile_rows, to};
     choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
-        p.weight.format, [&](auto format) __attribute__((always_inline)) { multiply_float<S, format.value>(call); });
+        p.weight.format, [&](auto format)
+                             __attribute__((always_inline)) { multiply_float<S, format.value>(call); });
     finish_batch<S>(p, to, rows);
   }
 }

@@ -18,6 +18,7 @@ void launch(const Problem& p, const Launch& launch) { linear::launch_float<Avx51
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_float_avx512", Target::avx512, accepts, workspace_bytes, launch};
+extern const Kernel<Problem> entry = {"linear_float_avx512", Target::avx512, accepts, workspace_bytes,
+                                      launch};
 
 }  // namespace quantfuse::linear_float_avx512

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = act(x w^T) in integer arithmetic: weights of INT4 or INT8 codes, x quantized to INT8 per row or per row and group.
+// y = act(x w^T) in integer arithmetic: weights of INT4 or INT8 codes, x quantized to INT8 per row or per row
+// and group.
 //
-//   codes, 4 k per lane (unsigned) --dot product with x broadcast (signed)--> int32, exact within a segment of k
+//   codes, 4 k per lane (unsigned) --dot product with x broadcast (signed)--> int32, exact within a segment
+//   of k
 //     - offset * (sum of x's codes): the weights are stored with an offset of 8 or 128 to be unsigned
 //     --convert, zero points, scale--> float32 totals
 //
-// INT8 panels are multiplied as they lie in memory. INT4 panels are spread to bytes in registers for m <= 4, and once per
-// segment into L1 for more rows.
+// INT8 panels are multiplied as they lie in memory. INT4 panels are spread to bytes in registers for m <= 4,
+// and once per segment into L1 for more rows.
 #pragma once
 
 #include "linear/linear_panels.h"
 
 namespace quantfuse::linear {
 
-// Longest run of k in one int32 sum. 512 k of 255 * 128 stay below 2^24, so the conversion to float32 is exact.
+// Longest run of k in one int32 sum. 512 k of 255 * 128 stay below 2^24, so the conversion to float32 is
+// exact.
 inline constexpr int64_t kIntSegment = 512;
 
 struct IntCall {
@@ -56,10 +59,12 @@ QF_INLINE int32_t load_codes(const Problem& p, int64_t r, int64_t k, int64_t n, 
     for (int64_t i = 0; i < n; ++i) sum += codes[i] = row[i];
     return sum;
   }
-  choose_float(p.x.dtype, [&](auto type) __attribute__((always_inline)) {
-    using T = typename decltype(type)::type;
-    sum = row_encode<S, QF_INT8>(p.x.row<const T>(r) + k, n, 1.0f / scale, 0, reinterpret_cast<uint8_t*>(codes));
-  });
+  choose_float(
+      p.x.dtype, [&](auto type) __attribute__((always_inline)) {
+        using T = typename decltype(type)::type;
+        sum = row_encode<S, QF_INT8>(p.x.row<const T>(r) + k, n, 1.0f / scale, 0,
+                                     reinterpret_cast<uint8_t*>(codes));
+      });
   return sum;
 }
 
@@ -100,15 +105,17 @@ QF_INLINE void prepare_int_row(const IntCall& c, int64_t row, int64_t lane, int6
 
 // ---- Products ----
 
-// totals += scale * (acc - (offset + zero) * sum of x) for one segment. `x_scales` where they differ between groups.
+// totals += scale * (acc - (offset + zero) * sum of x) for one segment. `x_scales` where they differ between
+// groups.
 template <class S, int MT>
-QF_INLINE void flush_int_tile(const IntCall& c, const typename S::Sums (&acc)[MT][2], int64_t row, int64_t s, int32_t offset,
-                              const float* scales, const float* zeros, float* totals) {
+QF_INLINE void flush_int_tile(const IntCall& c, const typename S::Sums (&acc)[MT][2], int64_t row, int64_t s,
+                              int32_t offset, const float* scales, const float* zeros, float* totals) {
   constexpr int64_t L = S::kLanes;
   const bool has_group_scales = c.has_group_scales();
   unrolled<MT>([&](auto m) __attribute__((always_inline)) {
     const int32_t sum = c.sums[(row + m) * c.plan.max_segments + s];
-    const float x_scale = has_group_scales ? c.scales[(row + m) * c.plan.act_groups + c.segments[s].act_group] : 1.0f;
+    const float x_scale =
+        has_group_scales ? c.scales[(row + m) * c.plan.act_groups + c.segments[s].act_group] : 1.0f;
     unrolled<2>([&](auto v) __attribute__((always_inline)) {
       float* total = totals + (m * 2 + v) * L;
       auto t = S::to_float(S::sub(S::ints(acc[m][v]), S::set1(offset * sum)));
@@ -121,8 +128,9 @@ QF_INLINE void flush_int_tile(const IntCall& c, const typename S::Sums (&acc)[MT
 }
 
 template <class S, int MT>
-__attribute__((noinline)) void add_int_tile(const IntCall& c, const int32_t* x, const uint32_t* w, int64_t row, int64_t s,
-                                            int32_t offset, const float* scales, const float* zeros, float* totals) {
+__attribute__((noinline)) void add_int_tile(const IntCall& c, const int32_t* x, const uint32_t* w,
+                                            int64_t row, int64_t s, int32_t offset, const float* scales,
+                                            const float* zeros, float* totals) {
   IntTile<S, MT> tile;
   tile.clear();
   tile.add(x, w, (c.segments[s].end - c.segments[s].begin) / 4);
@@ -131,8 +139,9 @@ __attribute__((noinline)) void add_int_tile(const IntCall& c, const int32_t* x, 
 
 // As add_int_tile, from nibbles: low ones are the first 4 k of a word, high ones the next 4.
 template <class S, int MT>
-__attribute__((noinline)) void add_nibble_tile(const IntCall& c, const int32_t* x, const uint8_t* w, int64_t row,
-                                               int64_t s, const float* scales, const float* zeros, float* totals) {
+__attribute__((noinline)) void add_nibble_tile(const IntCall& c, const int32_t* x, const uint8_t* w,
+                                               int64_t row, int64_t s, const float* scales,
+                                               const float* zeros, float* totals) {
   constexpr int64_t L = S::kLanes;
   IntTile<S, MT> tile;
   tile.clear();
@@ -185,12 +194,14 @@ __attribute__((noinline)) void multiply_int(const IntCall& c, int64_t begin, int
           const int64_t rows = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
           const int32_t* x = c.x + row * (c.plan.k_padded / 4) + segment.begin / 4 * rows;
           float* total = totals + (row - row0) * 2 * L;
-          choose_tile_rows<S>(rows, [&](auto mt) __attribute__((always_inline)) {
-            if constexpr (mt.value <= kDirectRows) {
-              if (is_direct) return add_nibble_tile<S, mt.value>(c, x, run, row, s, scales + group, zero, total);
-            }
-            add_int_tile<S, mt.value>(c, x, words, row, s, offset, scales + group, zero, total);
-          });
+          choose_tile_rows<S>(
+              rows, [&](auto mt) __attribute__((always_inline)) {
+                if constexpr (mt.value <= kDirectRows) {
+                  if (is_direct)
+                    return add_nibble_tile<S, mt.value>(c, x, run, row, s, scales + group, zero, total);
+                }
+                add_int_tile<S, mt.value>(c, x, words, row, s, offset, scales + group, zero, total);
+              });
         }
       }
       for (int64_t row = row0; row < row1; ++row) {
@@ -223,7 +234,8 @@ QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
     const IntCall call = {p, plan, segments, num_segments, x, scales, sums, rows, tile_rows, to};
     parallel_ranges(rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        const int64_t first = row / tile_rows * tile_rows, count = rows - first < tile_rows ? rows - first : tile_rows;
+        const int64_t first = row / tile_rows * tile_rows,
+                      count = rows - first < tile_rows ? rows - first : tile_rows;
         prepare_int_row<S>(call, first_row + row, row - first, count, scales + row * plan.act_groups,
                            sums + row * plan.max_segments, ordered + row * round_up(p.k, 16),
                            x + first * (plan.k_padded / 4));

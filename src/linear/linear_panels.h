@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the CPU kernels of linear share: the plan of a call, the runs of k that have one scale, and the epilogue.
+// What the CPU kernels of linear share: the plan of a call, the runs of k that have one scale, and the
+// epilogue.
 //
-// A call goes: prepare x (converted or quantized, in the packed order of k, interleaved by tiles of rows) -> every thread
-// takes a range of panels; for a chunk of rows that fits the L2 cache, for each panel, for each segment of k, for each
-// tile of rows: product of the tile, times the scale, added to the panel's totals -> epilogue of the panel.
+// A call goes: prepare x (converted or quantized, in the packed order of k, interleaved by tiles of rows) ->
+// every thread takes a range of panels; for a chunk of rows that fits the L2 cache, for each panel, for each
+// segment of k, for each tile of rows: product of the tile, times the scale, added to the panel's totals ->
+// epilogue of the panel.
 #pragma once
 
 #include "cpu/output.h"
@@ -22,7 +24,8 @@ struct Segment {
   int32_t act_group;  // of x_scale
 };
 
-// Rows up to which codes are decoded in registers, for one tile; with more rows a decoded segment is shared from L1.
+// Rows up to which codes are decoded in registers, for one tile; with more rows a decoded segment is shared
+// from L1.
 inline constexpr int64_t kDirectRows = 4;
 inline constexpr int64_t kMaxChunkRows = 96;                 // totals of a chunk: 96 x 32 floats, 12 KB
 inline constexpr int64_t kChunkBytes = 512 * 1024;           // of prepared x: less than half of an L2 cache
@@ -32,15 +35,16 @@ inline constexpr int64_t kPreparedBytes = 32 * 1024 * 1024;  // of prepared x in
 struct Plan {
   int64_t k_padded, num_panels, num_groups;
   int64_t max_segments;
-  int64_t act_groups;  // scales per row of x
-  int64_t batch_rows;  // rows prepared at a time
+  int64_t act_groups;                                                // scales per row of x
+  int64_t batch_rows;                                                // rows prepared at a time
   int64_t segments, x, x_scale, x_sums, x_row, result, total_bytes;  // offsets in the workspace
 };
 
 QF_INLINE Plan make_plan(const Problem& p, int x_bytes, int64_t segment_cap) {
   Plan plan = {};
   const PackedHeader* h = p.packed.header;
-  plan.k_padded = h ? h->k_padded : round_up(p.k, 8) + 8 * p.weight.num_groups;  // without data: an upper bound
+  plan.k_padded = h ? h->k_padded : round_up(p.k, 8) + 8 * p.weight.num_groups;  // without data: an upper
+                                                                                 // bound
   plan.num_panels = h ? h->num_panels : 0;
   plan.num_groups = h ? h->num_groups : p.weight.num_groups;
   plan.act_groups = p.has_act_quant() ? ceil_div(p.k, p.act_group) : 1;
@@ -91,15 +95,17 @@ QF_INLINE int64_t cut_segments(const Problem& p, int64_t cap, int64_t act_group,
 QF_INLINE Requirements packed_for(const Problem& p, int lanes) {
   Requirements r;
   r.require(!p.not_packed_reason, "the weight is not packed (qf_weight_pack)");
-  r.require(!p.packed.header || p.packed.header->lanes == lanes, "the weight is packed for another vector width");
+  r.require(!p.packed.header || p.packed.header->lanes == lanes,
+            "the weight is packed for another vector width");
   return r;
 }
 
-// Where finished values go: straight to y, or, for dynamic output scales that span panels, to a float32 matrix first.
+// Where finished values go: straight to y, or, for dynamic output scales that span panels, to a float32
+// matrix first.
 struct Destination {
   bool is_staged;
-  float* result;     // [batch rows, n_out]
-  int64_t first_row; // of the batch
+  float* result;      // [batch rows, n_out]
+  int64_t first_row;  // of the batch
 };
 
 template <class S>
@@ -115,21 +121,22 @@ QF_INLINE typename S::F load_some(DType dtype, const void* data, int64_t offset,
 template <class S>
 QF_INLINE const float* input_scales(const Problem& p, int64_t r, float* scales) {
   if (p.x_scale) return p.x_scale.row<const float>(r);
-  choose_float(p.x.dtype, [&](auto type) __attribute__((always_inline)) {
-    using T = typename decltype(type)::type;
-    const T* row = p.x.row<const T>(r);
-    for (int64_t k = 0, g = 0; k < p.k; k += p.act_group, ++g) {
-      const int64_t n = p.k - k < p.act_group ? p.k - k : p.act_group;
-      scales[g] = scale_from_amax(row_amax<S>(row + k, n), code_range(p.act_format).symmetric_max);
-    }
-  });
+  choose_float(
+      p.x.dtype, [&](auto type) __attribute__((always_inline)) {
+        using T = typename decltype(type)::type;
+        const T* row = p.x.row<const T>(r);
+        for (int64_t k = 0, g = 0; k < p.k; k += p.act_group, ++g) {
+          const int64_t n = p.k - k < p.act_group ? p.k - k : p.act_group;
+          scales[g] = scale_from_amax(row_amax<S>(row + k, n), code_range(p.act_format).symmetric_max);
+        }
+      });
   return scales;
 }
 
 // The epilogue of one row of one panel: totals are sums of 2 * lanes columns, times x_scale.
 template <class S>
-__attribute__((noinline)) void finish_row(const Problem& p, const Destination& to, int64_t row, int64_t panel, const float* totals,
-                          float x_scale) {
+__attribute__((noinline)) void finish_row(const Problem& p, const Destination& to, int64_t row, int64_t panel,
+                                          const float* totals, float x_scale) {
   constexpr int64_t L = S::kLanes;
   const auto scale = S::set1(x_scale);
   typename S::F v[2] = {S::mul(S::load(totals), scale), S::mul(S::load(totals + L), scale)};
@@ -153,7 +160,8 @@ __attribute__((noinline)) void finish_row(const Problem& p, const Destination& t
       if (p.bias) y = S::add(y, load_some<S>(p.bias.dtype, p.bias.data, col + i * L, count - i * L));
       y = activate<S>(p.activation, y);
       if (p.residual) {
-        y = S::add(y, load_some<S>(p.residual.dtype, p.residual.row_bytes_at(row), col + i * L, count - i * L));
+        y = S::add(y,
+                   load_some<S>(p.residual.dtype, p.residual.row_bytes_at(row), col + i * L, count - i * L));
       }
       S::store(values + i * L, y);
     }
@@ -171,12 +179,13 @@ template <class S>
 QF_INLINE void finish_batch(const Problem& p, const Destination& to, int64_t rows) {
   if (!to.is_staged) return;
   parallel_ranges(rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) store_output<S>(p.out, to.first_row + r, 0, to.result + r * p.n_out, p.n_out);
+    for (int64_t r = begin; r < end; ++r)
+      store_output<S>(p.out, to.first_row + r, 0, to.result + r * p.n_out, p.n_out);
   });
 }
 
-// Fetches the codes behind a segment, one share per tile of rows, while the segment is multiplied: it is used so often
-// that the hardware has long stopped to look ahead when the next one is wanted.
+// Fetches the codes behind a segment, one share per tile of rows, while the segment is multiplied: it is used
+// so often that the hardware has long stopped to look ahead when the next one is wanted.
 struct NextCodes {
   const uint8_t* at;
   int64_t bytes_per_tile;

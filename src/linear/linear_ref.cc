@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The formula as written, from the canonical weight, accumulated in double. The oracle of every other linear kernel.
+// The formula as written, from the canonical weight, accumulated in double. The oracle of every other linear
+// kernel.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -77,7 +78,8 @@ double activate(qf_activation kind, double x) {
 void store_row(const Problem& p, int64_t r, const std::vector<double>& values) {
   const Output& out = p.out;
   if (!out.is_quantized()) {
-    for (int64_t n = 0; n < p.n_out; ++n) store_float(out.y.dtype, out.y.row_bytes_at(r), n, static_cast<float>(values[n]));
+    for (int64_t n = 0; n < p.n_out; ++n)
+      store_float(out.y.dtype, out.y.row_bytes_at(r), n, static_cast<float>(values[n]));
     return;
   }
   for (int64_t n0 = 0; n0 < p.n_out; n0 += out.group) {
@@ -97,7 +99,8 @@ void store_row(const Problem& p, int64_t r, const std::vector<double>& values) {
 }
 
 Verdict accepts(const Problem& p) {
-  return Requirements().require(static_cast<bool>(p.weight.codes), "reads the canonical weight, and only the packed one is given");
+  return Requirements().require(static_cast<bool>(p.weight.codes),
+                                "reads the canonical weight, and only the packed one is given");
 }
 
 void launch(const Problem& p, const Launch&) {
@@ -128,6 +131,7 @@ void launch(const Problem& p, const Launch&) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_ref", Target::reference, accepts, no_workspace<Problem>, launch};
+extern const Kernel<Problem> entry = {"linear_ref", Target::reference, accepts, no_workspace<Problem>,
+                                      launch};
 
 }  // namespace quantfuse::linear_ref

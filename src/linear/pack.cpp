@@ -65,7 +65,9 @@ uint32_t stored_offset(qf_format f) { return f == QF_INT8 ? 0x80808080u : f == Q
 
 // Nibbles 0 to 3 go to the even places, 4 to 7 to the odd ones.
 uint32_t interleave_nibbles(uint32_t v) {
-  auto spread = [](uint32_t x) { return (x & 0xf) | (x & 0xf0) << 4 | (x & 0xf00) << 8 | (x & 0xf000) << 12; };
+  auto spread = [](uint32_t x) {
+    return (x & 0xf) | (x & 0xf0) << 4 | (x & 0xf00) << 8 | (x & 0xf000) << 12;
+  };
   return spread(v & 0xffff) | spread(v >> 16) << 4;
 }
 
@@ -73,14 +75,16 @@ uint32_t interleave_nibbles(uint32_t v) {
 uint32_t gather_word(const Weight& w, const uint8_t* row, const int32_t* k_map) {
   uint32_t bits = 0;
   if (is_packed_4bit(w.format)) {
-    for (int i = 0; i < 8; ++i) bits |= static_cast<uint32_t>(k_map[i] < 0 ? 0 : nibble_at(row, k_map[i])) << 4 * i;
+    for (int i = 0; i < 8; ++i)
+      bits |= static_cast<uint32_t>(k_map[i] < 0 ? 0 : nibble_at(row, k_map[i])) << 4 * i;
     return interleave_nibbles(bits);
   }
   for (int i = 0; i < 4; ++i) bits |= static_cast<uint32_t>(k_map[i] < 0 ? 0 : row[k_map[i]]) << 8 * i;
   return bits;
 }
 
-void pack_panel_codes(const Weight& w, const PackedHeader& h, const ColumnOrder& order, int64_t panel, uint32_t* out) {
+void pack_panel_codes(const Weight& w, const PackedHeader& h, const ColumnOrder& order, int64_t panel,
+                      uint32_t* out) {
   const bool is_4bit = is_packed_4bit(w.format);
   const int64_t per_word = is_4bit ? 8 : 4;
   const int64_t words = h.k_padded / per_word, panel_rows = 2 * h.lanes;
@@ -191,9 +195,11 @@ Weight parse_for_pack(Arguments& arg, const qf_weight& a) {
   canonical.packed = nullptr;
   arg.require(a.codes != nullptr, "weight.codes is missing");
   Weight w = parse_weight(arg, canonical);
-  if (arg.device().type != QF_CPU) fail_unsupported("weight_pack: no packed layout for CUDA devices in this version");
+  if (arg.device().type != QF_CPU)
+    fail_unsupported("weight_pack: no packed layout for CUDA devices in this version");
   if (linear::packed_lanes_of_cpu() == 0) {
-    fail_unsupported("weight_pack: the scalar kernels of this CPU, or of QUANTFUSE_ISA=scalar, use the canonical weight");
+    fail_unsupported(
+        "weight_pack: the scalar kernels of this CPU, or of QUANTFUSE_ISA=scalar, use the canonical weight");
   }
   return w;
 }
@@ -220,7 +226,8 @@ extern "C" qf_status qf_weight_pack(const qf_weight* weight, const qf_call*) {
     check_weight_values(arg, w);
     const auto plan = linear::plan_packed(w, linear::packed_lanes_of_cpu());
     Dim bytes{"bytes"};
-    const Vector out = arg.expect("weight.packed", weight->packed).shape(bytes).dtype({DType::u8}).aligned(64).vector();
+    const Vector out =
+        arg.expect("weight.packed", weight->packed).shape(bytes).dtype({DType::u8}).aligned(64).vector();
     if (out.size < plan.total_bytes) {
       arg.fail("weight.packed has " + std::to_string(out.size) + " bytes, expected at least " +
                std::to_string(plan.total_bytes));

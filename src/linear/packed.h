@@ -2,15 +2,18 @@
 //
 // The packed weight of the CPU kernels: one layout per vector width, for every m and every arithmetic.
 //
-// Rows of w are taken in panels of 2 * lanes (a gated weight: lanes of the gate, then the same lanes of the up half), so
-// that a vector holds one k of `lanes` output columns. Columns of w are taken in groups that share a scale, each padded
-// to a multiple of 8 (with g_idx, sorted by group), which gives k_padded. x is brought into the same order when it is
-// prepared, with zeros in the padding, so that no kernel has an edge along k:
+// Rows of w are taken in panels of 2 * lanes (a gated weight: lanes of the gate, then the same lanes of the
+// up half), so that a vector holds one k of `lanes` output columns. Columns of w are taken in groups that
+// share a scale, each padded to a multiple of 8 (with g_idx, sorted by group), which gives k_padded. x is
+// brought into the same order when it is prepared, with zeros in the padding, so that no kernel has an edge
+// along k:
 //
-//   codes   panel [k_padded / 8][2][lanes] words of 32 bits = 8 nibbles, or [k_padded / 4][2][lanes] = 4 bytes
-//             a word holds consecutive k of one row. Nibble 2i is k = i and nibble 2i + 1 is k = 4 + i, so that the low
-//             nibbles, and then the high ones, are 4 consecutive k in 4 bytes: what an 8-bit dot product reads
-//             INT4 is stored as code + 8 and INT8 as code + 128: the dot products want an unsigned operand
+//   codes   panel [k_padded / 8][2][lanes] words of 32 bits = 8 nibbles, or [k_padded / 4][2][lanes] = 4
+//           bytes
+//             a word holds consecutive k of one row. Nibble 2i is k = i and nibble 2i + 1 is k = 4 + i, so
+//             that the low nibbles, and then the high ones, are 4 consecutive k in 4 bytes: what an 8-bit dot
+//             product reads INT4 is stored as code + 8 and INT8 as code + 128: the dot products want an
+//             unsigned operand
 //   scales  panel [groups][2][lanes] f32
 //   zeros   panel [groups][2][lanes] f32, where the weight is asymmetric
 //   k_map   [k_padded] i32: the column of w, or -1 for padding; only where it is not simply k
@@ -52,7 +55,9 @@ struct PackedView {
     return reinterpret_cast<const uint8_t*>(base() + header->codes) + panel * panel_code_bytes();
   }
   const float* scales(int64_t panel) const { return panel_floats(header->scales, panel); }
-  const float* zeros(int64_t panel) const { return header->has_zeros ? panel_floats(header->zeros, panel) : nullptr; }
+  const float* zeros(int64_t panel) const {
+    return header->has_zeros ? panel_floats(header->zeros, panel) : nullptr;
+  }
   const int32_t* k_map() const {
     return header->has_k_map ? reinterpret_cast<const int32_t*>(base() + header->k_map) : nullptr;
   }
@@ -67,7 +72,8 @@ struct PackedView {
 // Lanes of the CPU kernels that run here, or 0 where only the reference does.
 int packed_lanes_of_cpu();
 
-// The sizes and offsets of the packed form of a canonical weight. Needs shapes only, but for the values of g_idx.
+// The sizes and offsets of the packed form of a canonical weight. Needs shapes only, but for the values of
+// g_idx.
 PackedHeader plan_packed(const Weight& w, int lanes);
 void pack_cpu(const Weight& w, const PackedHeader& plan, void* out);
 

@@ -12,7 +12,8 @@ Weight parse_weight(Arguments& arg, const qf_weight& a) {
   w.format = a.format;
   w.n = a.n, w.k = a.k;
   w.is_gated = a.is_gated != 0;
-  arg.require(!w.is_gated || a.n % 2 == 0, "weight.n is odd, expected the even number of rows of a merged gate|up weight");
+  arg.require(!w.is_gated || a.n % 2 == 0,
+              "weight.n is odd, expected the even number of rows of a merged gate|up weight");
   w.block = resolve_block(arg, "weight.block", a.block, a.n, a.k);
   w.num_groups = ceil_div(w.k, w.block.cols);
   arg.require(a.codes || a.packed, "weight has neither codes nor packed");
@@ -23,15 +24,22 @@ Weight parse_weight(Arguments& arg, const qf_weight& a) {
     if (a.g_idx) {
       w.g_idx = arg.expect("weight.g_idx", a.g_idx).shape(k).dtype({DType::i32}).vector();
       Dim row_blocks{"row blocks", ceil_div(w.n, w.block.rows)}, groups{"groups"};
-      w.scale = arg.expect("weight.scale", a.scale).shape(row_blocks, groups).dtype({DType::f32, DType::e8m0, DType::u8}).compact();
+      w.scale = arg.expect("weight.scale", a.scale)
+                    .shape(row_blocks, groups)
+                    .dtype({DType::f32, DType::e8m0, DType::u8})
+                    .compact();
       w.num_groups = groups;
     } else {
-      w.scale = expect_scale(arg, "weight.scale", a.scale, w.block, w.n, w.k, {DType::f32, DType::e8m0, DType::u8});
+      w.scale =
+          expect_scale(arg, "weight.scale", a.scale, w.block, w.n, w.k, {DType::f32, DType::e8m0, DType::u8});
     }
     if (a.zero) {
       arg.require(is_integer(w.format), "weight.zero is given, and floating formats have no zero points");
       Dim row_blocks{"row blocks", w.scale.rows}, groups{"groups", w.num_groups};
-      w.zero = arg.expect("weight.zero", a.zero).shape_squeezed(row_blocks, groups).dtype({DType::i8, DType::f32}).compact();
+      w.zero = arg.expect("weight.zero", a.zero)
+                   .shape_squeezed(row_blocks, groups)
+                   .dtype({DType::i8, DType::f32})
+                   .compact();
     }
   }
   if (a.packed) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A quantized weight w[n,k] = (codes[n,k] - zero[n,k]) * scale[n,k], checked. Canonical tensors, packed bytes, or both.
+// A quantized weight w[n,k] = (codes[n,k] - zero[n,k]) * scale[n,k], checked. Canonical tensors, packed
+// bytes, or both.
 #pragma once
 
 #include "core/expect.h"
@@ -14,11 +15,11 @@ struct Weight {
   qf_block block = {1, 1};  // resolved
   int64_t num_groups = 0;   // columns of scale
   bool is_gated = false;
-  Matrix codes;             // absent where only the packed form was kept, as are the four below
-  Matrix scale;             // [ceil(n / block.rows), num_groups] f32 | e8m0
-  Matrix zero;              // i8 | f32, like scale; absent: symmetric
-  Vector g_idx;             // [k] i32; absent: k / block.cols
-  Vector packed;            // u8 [bytes]; absent: not packed
+  Matrix codes;   // absent where only the packed form was kept, as are the four below
+  Matrix scale;   // [ceil(n / block.rows), num_groups] f32 | e8m0
+  Matrix zero;    // i8 | f32, like scale; absent: symmetric
+  Vector g_idx;   // [k] i32; absent: k / block.cols
+  Vector packed;  // u8 [bytes]; absent: not packed
 
   int64_t n_out() const { return is_gated ? n / 2 : n; }
   int64_t group_of(int64_t col) const { return g_idx ? g_idx.as<const int32_t>()[col] : col / block.cols; }
@@ -39,8 +40,9 @@ struct Weight {
 // Shapes and types. At least one of the canonical and the packed form must be there.
 Weight parse_weight(Arguments& arg, const qf_weight& w);
 
-// What parse_weight cannot afford on every call, because it reads whole tensors: scales finite and positive, zeros
-// finite, g_idx within the groups. Done by pack() and by the kernels that read the canonical form. CPU memory only.
+// What parse_weight cannot afford on every call, because it reads whole tensors: scales finite and positive,
+// zeros finite, g_idx within the groups. Done by pack() and by the kernels that read the canonical form. CPU
+// memory only.
 void check_weight_values(const Arguments& arg, const Weight& w);
 
 }  // namespace quantfuse

@@ -2,8 +2,8 @@
 //
 // dx[m,k] = sum_n dy[m,n] * w[n,k],   w = (codes - zero) * scale
 //
-// The gradient with respect to the input of a linear layer, from the canonical weight. Of a gated weight it is the
-// gradient through the product alone: dy has the columns of the gate and of the up half.
+// The gradient with respect to the input of a linear layer, from the canonical weight. Of a gated weight it
+// is the gradient through the product alone: dy has the columns of the gate and of the up half.
 #pragma once
 
 #include "core/operation.h"

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dx[m,k] = sum_n dy[m,n] * w[n,k] on either vector type S. Vectors run along k, as the codes of a row of w do.
+// dx[m,k] = sum_n dy[m,n] * w[n,k] on either vector type S. Vectors run along k, as the codes of a row of w
+// do.
 //
 // Up to 4 rows of dy: w is streamed once, row by row, and added into accumulators in the L1 cache:
 //   codes --> 2 vectors of w in registers --fma by dy--> accumulators [columns] --> dx
 // More rows: a block of w is decoded once into a cache and serves every row of dy, in register tiles:
-//   codes --> block of w [panel][n][2][lanes] --tile of dy [n][MT]--> accumulators [panel][m][2][lanes] --> dx
+//   codes --> block of w [panel][n][2][lanes] --tile of dy [n][MT]--> accumulators [panel][m][2][lanes] -->
+//   dx
 //
-// Threads take columns, and rows as well where the columns are few. Every number of dx is one chain of fma in order of
-// n, whatever the path, the thread and the vector length: the same bits for a row in any batch.
+// Threads take columns, and rows as well where the columns are few. Every number of dx is one chain of fma in
+// order of n, whatever the path, the thread and the vector length: the same bits for a row in any batch.
 #pragma once
 
 #include "cpu/output.h"
@@ -27,8 +29,8 @@ QF_INLINE constexpr int64_t stream_rows(int64_t m) {
 // Rows of w that a stream adds per load of its accumulators, and their number: 16 KB, half of an L1 cache.
 inline constexpr int64_t kRowsAtOnce = 4;
 inline constexpr int64_t kStreamSums = 4096;
-// Columns are divided by the cache line of 4-bit codes. A tile's slice has up to four such units, because rows of w lie
-// in different pages: a longer stretch of each row costs fewer misses of the TLB.
+// Columns are divided by the cache line of 4-bit codes. A tile's slice has up to four such units, because
+// rows of w lie in different pages: a longer stretch of each row costs fewer misses of the TLB.
 inline constexpr int64_t kUnitColumns = 128;
 inline constexpr int64_t kMaxSliceUnits = 4;
 // Rows of a decoded block. A panel of it takes 8 KB and stays in an L1 cache while the tiles of dy go by.
@@ -37,8 +39,9 @@ inline constexpr int64_t kBlockRows = 64;
 inline constexpr int64_t kMaxBatch = 192;
 inline constexpr int64_t kMaxThreads = 64;
 
-// The workspace: dy of one batch, rearranged for the tiles, then what the threads need for the columns in their hands.
-// Its size does not depend on the number of threads, which may change between the query and the call.
+// The workspace: dy of one batch, rearranged for the tiles, then what the threads need for the columns in
+// their hands. Its size does not depend on the number of threads, which may change between the query and the
+// call.
 template <class S>
 struct Plan {
   bool is_stream;
@@ -297,7 +300,8 @@ void multiply(const Problem& p, const Plan<S>& plan, void* workspace) {
       for (int64_t tile = first; tile < last; ++tile) pack_tile<S>(p, batch, tile);
     });
 
-    // Rows are divided too where there are fewer units than threads, at the price of decoding a slice more than once.
+    // Rows are divided too where there are fewer units than threads, at the price of decoding a slice more
+    // than once.
     const int64_t threads = num_threads() < plan.max_threads ? num_threads() : plan.max_threads;
     int64_t slice_units = plan.units / threads;
     slice_units = slice_units < 1 ? 1 : slice_units > kMaxSliceUnits ? kMaxSliceUnits : slice_units;

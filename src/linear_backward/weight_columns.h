@@ -2,9 +2,9 @@
 //
 // A range of columns of a canonical weight, decoded row by row into vectors along k, on either vector type S.
 //
-// Columns are taken in panels of two vectors. Of the 8-bit formats these are the first and the second half of the
-// panel; of the 4-bit formats its even and its odd columns, because that is what the low and the high nibbles of a
-// vector of bytes are. unpack_panel() brings results back into order.
+// Columns are taken in panels of two vectors. Of the 8-bit formats these are the first and the second half of
+// the panel; of the 4-bit formats its even and its odd columns, because that is what the low and the high
+// nibbles of a vector of bytes are. unpack_panel() brings results back into order.
 #pragma once
 
 #include <type_traits>
@@ -35,8 +35,8 @@ class WeightColumns {
   static constexpr int64_t kPanel = kPanelColumns<S>;
   static constexpr bool kIs4Bit = is_packed_4bit(Format);
 
-  // Columns [begin, end), begin even. `groups` has room for kPanel + 1 numbers per panel, `converted` for 2 * max_groups
-  // per row that is held at a time.
+  // Columns [begin, end), begin even. `groups` has room for kPanel + 1 numbers per panel, `converted` for 2 *
+  // max_groups per row that is held at a time.
   QF_INLINE WeightColumns(const Weight& w, int64_t begin, int64_t end, int32_t* groups, float* converted)
       : w_(w), begin_(begin), columns_(end - begin), lane_groups_(groups), converted_(converted) {
     panel_groups_ = groups + num_panels() * kPanel;
@@ -80,7 +80,8 @@ class WeightColumns {
     if (w_.zero) prefetch_lines(group_at(w_.zero, n), num_groups_ * dtype_bytes(w_.zero.dtype));
   }
 
-  // Calls body(panel, is_whole) for every panel; is_whole is a type, so that only the last panel can pay for its edge.
+  // Calls body(panel, is_whole) for every panel; is_whole is a type, so that only the last panel can pay for
+  // its edge.
   template <class Body>
   QF_INLINE void each_panel(const Body& body) const {
     const int64_t num_whole = columns_ / kPanel;

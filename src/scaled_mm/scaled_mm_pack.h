@@ -92,7 +92,8 @@ QF_INLINE void pack_rows(const Problem& p, int64_t panel, const Segment& segment
 // A row of b is a page of memory or more, which makes every step from row to row expensive. So a thread takes
 // several panels at each step, and asks for rows ahead of time.
 
-// Rows between asking and reading. 8 and 16 gained a sixth over none (INT8, m = 64, n = k = 4096), 32 no more.
+// Rows between asking and reading. 8 and 16 gained a sixth over none (INT8, m = 64, n = k = 4096), 32 no
+// more.
 inline constexpr int64_t kRowsAhead = 16;
 
 // Rows of b from segment.begin on, cut to the columns of a group of panels.
