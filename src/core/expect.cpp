@@ -13,6 +13,8 @@ std::string shape_text(const qf_tensor& t) {
   return s + (t.ndim == 1 ? ",)" : ")");
 }
 
+constexpr int64_t kAddressSpace = int64_t{1} << 57;  // of today's 64-bit processors
+
 std::string device_text(qf_device d) {
   if (d.type == QF_CPU) return "cpu";
   if (d.type == QF_CUDA) return "cuda:" + std::to_string(d.id);
@@ -159,7 +161,7 @@ void Expect::check_memory(int64_t rows, int64_t cols, int64_t row_stride) {
     const bool overflow = __builtin_mul_overflow(rows - 1, row_stride, &extent) ||
                           __builtin_add_overflow(extent, cols, &extent) ||
                           __builtin_mul_overflow(extent, bytes_each, &total);
-    if (overflow) fail("has shape " + shape_text(*tensor_) + ", more than memory can hold");
+    if (overflow || total > kAddressSpace) fail("has shape " + shape_text(*tensor_) + ", more than memory can hold");
     if (!tensor_->data && owner_.needs_data_) fail("has no data");
   }
   if (!tensor_->data) return;

@@ -176,7 +176,7 @@ PackedCheck view_packed(const Weight& w) {
   if (w.packed.size < static_cast<int64_t>(sizeof(PackedHeader))) return {{}, "weight.packed is too short"};
   const auto* h = w.packed.as<const PackedHeader>();
   if (h->magic != PackedHeader::kMagic) return {{}, "weight.packed was not made by qf_weight_pack"};
-  if (h->total_bytes > w.packed.size) return {{}, "weight.packed is too short"};
+  if (h->total_bytes != w.packed.size) return {{}, "weight.packed has another size than it was packed with"};
   if (h->n != w.n || h->k != w.k || h->format != w.format || h->is_gated != (w.is_gated ? 1 : 0)) {
     return {{}, "weight.packed holds another weight: its n, k, format or is_gated differ"};
   }
@@ -228,8 +228,8 @@ extern "C" qf_status qf_weight_pack(const qf_weight* weight, const qf_call*) {
     Dim bytes{"bytes"};
     const Vector out =
         arg.expect("weight.packed", weight->packed).shape(bytes).dtype({DType::u8}).aligned(64).vector();
-    if (out.size < plan.total_bytes) {
-      arg.fail("weight.packed has " + std::to_string(out.size) + " bytes, expected at least " +
+    if (out.size != plan.total_bytes) {
+      arg.fail("weight.packed has " + std::to_string(out.size) + " bytes, expected " +
                std::to_string(plan.total_bytes));
     }
     arg.writes("weight.packed");
