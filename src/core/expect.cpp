@@ -161,7 +161,8 @@ void Expect::check_memory(int64_t rows, int64_t cols, int64_t row_stride) {
     const bool overflow = __builtin_mul_overflow(rows - 1, row_stride, &extent) ||
                           __builtin_add_overflow(extent, cols, &extent) ||
                           __builtin_mul_overflow(extent, bytes_each, &total);
-    if (overflow || total > kAddressSpace) fail("has shape " + shape_text(*tensor_) + ", more than memory can hold");
+    if (overflow || total > kAddressSpace)
+      fail("has shape " + shape_text(*tensor_) + ", more than memory can hold");
     if (!tensor_->data && owner_.needs_data_) fail("has no data");
   }
   if (!tensor_->data) return;
