@@ -156,8 +156,7 @@ std::vector<std::pair<std::string, Make>> candidates(Arithmetic arithmetic, [[ma
 
 }  // namespace
 
-Baselines::Baselines([[maybe_unused]] int threads, double cache_bytes, double seconds)
-    : cache_bytes_(cache_bytes), seconds_(seconds) {
+Baselines::Baselines([[maybe_unused]] int threads, double cache_bytes) : cache_bytes_(cache_bytes) {
 #if defined(QF_HAS_OPENBLAS)
   openblas_set_num_threads(threads);
 #endif
@@ -166,22 +165,30 @@ Baselines::Baselines([[maybe_unused]] int threads, double cache_bytes, double se
 #endif
 }
 
-const std::vector<BaselineTiming>& Baselines::measure(Arithmetic arithmetic, const Shape& s) {
-  const auto key = std::make_tuple(arithmetic, s.m, s.n, s.k);
-  if (const auto it = known_.find(key); it != known_.end()) return it->second;
-  std::vector<BaselineTiming>& timings = known_[key];
-  if (s.m == 0 || s.n == 0 || s.k == 0) return timings;
+std::vector<NamedContender> Baselines::prepare(Arithmetic arithmetic, const Shape& s) const {
+  std::vector<NamedContender> prepared;
+  if (s.m == 0 || s.n == 0 || s.k == 0) return prepared;
   const int copies = copies_beyond_cache(bytes_of(arithmetic, s), cache_bytes_);
   for (const auto& [name, make] : candidates(arithmetic, s, has_onednn_)) {
     try {
-      const std::unique_ptr<Baseline> baseline = make(copies);
-      let_idle_threads_sleep();
-      timings.push_back({name, cli::measure([&](int copy) { baseline->run(copy); }, copies, seconds_)});
+      const std::shared_ptr<Baseline> baseline = make(copies);
+      baseline->run(0);
+      prepared.push_back({name, {[baseline](int copy) { baseline->run(copy); }, copies}});
     } catch (const std::exception&) {
       continue;  // this version or CPU has no such product: one baseline fewer
     }
   }
-  return timings;
+  return prepared;
+}
+
+std::vector<BaselineTiming> Baselines::measure(Arithmetic arithmetic, const Shape& shape, double seconds) const {
+  const std::vector<NamedContender> prepared = prepare(arithmetic, shape);
+  std::vector<Contender> contenders;
+  for (const NamedContender& p : prepared) contenders.push_back(p.contender);
+  const std::vector<Timing> timings = measure_in_turns(std::move(contenders), seconds);
+  std::vector<BaselineTiming> named;
+  for (size_t i = 0; i < prepared.size(); ++i) named.push_back({prepared[i].name, timings[i]});
+  return named;
 }
 
 Json Baselines::versions() {

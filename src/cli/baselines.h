@@ -4,10 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "measure.h"
@@ -33,18 +31,23 @@ struct BaselineTiming {
   Timing timing;
 };
 
-// Measures each shape once and remembers it: the rows of one run share their baselines.
+struct NamedContender {
+  std::string name;
+  Contender contender;
+};
+
 class Baselines {
  public:
-  Baselines(int threads, double cache_bytes, double seconds);
+  Baselines(int threads, double cache_bytes);
 
-  const std::vector<BaselineTiming>& measure(Arithmetic arithmetic, const Shape& shape);
+  // Every library's product of this shape, ready to run.
+  std::vector<NamedContender> prepare(Arithmetic arithmetic, const Shape& shape) const;
+  std::vector<BaselineTiming> measure(Arithmetic arithmetic, const Shape& shape, double seconds) const;
   static Json versions();  // {"OpenBLAS": ...}; empty where there is none
 
  private:
-  double cache_bytes_, seconds_;
+  double cache_bytes_;
   bool has_onednn_ = false;
-  std::map<std::tuple<Arithmetic, int64_t, int64_t, int64_t>, std::vector<BaselineTiming>> known_;
 };
 
 // The quickest, or null where there is none.

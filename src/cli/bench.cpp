@@ -109,7 +109,7 @@ int run_bench(const BenchOptions& options) {
   const Machine machine = measure_machine(device, qf_get_num_threads());
   print_machine(machine);
 
-  Baselines baselines(machine.threads, machine.cache_bytes, options.seconds);
+  const Baselines baselines(machine.threads, machine.cache_bytes);
   const bool has_baselines = options.has_baselines && device.type == QF_CPU;
   const Table table = bench_table(jobs);
   table.print_titles();

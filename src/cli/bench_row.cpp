@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <iterator>
 #include <stdexcept>
 
 #include "bench.h"
@@ -54,15 +55,18 @@ std::optional<Comparison> comparison_of(const Spec& spec) {
   return std::nullopt;
 }
 
-void add_baselines(Row& row, const Spec& spec, Baselines& baselines) {
+// Those that the row is compared with come first; their number goes to num_compared.
+std::vector<NamedContender> prepare_baselines(const Spec& spec, const Baselines& baselines, size_t& num_compared) {
   const std::optional<Comparison> comparison = comparison_of(spec);
-  if (!comparison) return;
-  row.baselines = baselines.measure(comparison->arithmetic, comparison->shape);
-  if (const BaselineTiming* best = quickest(row.baselines)) row.baseline = *best;
+  if (!comparison) return {};
+  auto prepared = baselines.prepare(comparison->arithmetic, comparison->shape);
+  num_compared = prepared.size();
   const Arithmetic other = comparison->arithmetic == Arithmetic::int8 ? Arithmetic::f32 : Arithmetic::int8;
-  if (other == Arithmetic::int8 && !comparison->has_int8) return;
-  const auto& more = baselines.measure(other, comparison->shape);
-  row.baselines.insert(row.baselines.end(), more.begin(), more.end());
+  if (other == Arithmetic::f32 || comparison->has_int8) {
+    auto more = baselines.prepare(other, comparison->shape);
+    std::move(more.begin(), more.end(), std::back_inserter(prepared));
+  }
+  return prepared;
 }
 
 void check_status(qf_status status) {
@@ -128,20 +132,28 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
     c->make(machine.device, /*seed=*/1, row.copies);
     const char* kernel = row.kernel.c_str();
     if (machine.device.type == QF_CPU) {
-      let_idle_threads_sleep();
-      row.timing = measure([&](int copy) { check_status(c->run(kernel, copy, nullptr)); }, row.copies,
-                           options.seconds);
+      size_t num_compared = 0;
+      std::vector<NamedContender> others;
+      if (options.baselines) others = prepare_baselines(spec, *options.baselines, num_compared);
+      std::vector<Contender> contenders = {
+          {[&](int copy) { check_status(c->run(kernel, copy, nullptr)); }, row.copies}};
+      for (NamedContender& other : others) contenders.push_back(std::move(other.contender));
+      const std::vector<Timing> timings = measure_in_turns(std::move(contenders), options.seconds);
+      row.timing = timings[0];
+      for (size_t i = 0; i < others.size(); ++i) {
+        row.baselines.push_back({others[i].name, timings[i + 1]});
+        if (i + 1 == num_compared) row.baseline = *quickest(row.baselines);
+      }
     } else {
       row.timing = measure_on_gpu(
           machine.device.id, [&](int copy, void* stream) { check_status(c->run(kernel, copy, stream)); },
           row.copies, options.seconds);
     }
-  }  // the copies are gone before the baselines make theirs
+  }
 
   row.limit_us = row.bytes / machine.read_gbps() / 1e3;
   const double peak = machine.device.type == QF_CPU ? peak_gops(spec, machine.cpu) : 0;
   if (peak > 0) row.limit_us = std::max(row.limit_us, row.flops / peak / 1e3);
-  if (options.baselines) add_baselines(row, spec, *options.baselines);
   return row;
 }
 

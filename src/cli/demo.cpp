@@ -216,9 +216,9 @@ int run_demo(const DemoOptions& options) {
   progress.step("making the layer");
   const FloatLayer layer(options.n, options.k, kTokens);
   progress.step("timing float32");
-  Baselines baselines(qf_get_num_threads(), cache_bytes, kSeconds);
-  const auto& float_one = baselines.measure(Arithmetic::f32, {1, layer.n, layer.k});
-  const auto& float_many = baselines.measure(Arithmetic::f32, {kTokens, layer.n, layer.k});
+  const Baselines baselines(qf_get_num_threads(), cache_bytes);
+  const auto float_one = baselines.measure(Arithmetic::f32, {1, layer.n, layer.k}, kSeconds);
+  const auto float_many = baselines.measure(Arithmetic::f32, {kTokens, layer.n, layer.k}, kSeconds);
 
   Json json;
   json["layer"] = {{"n", layer.n}, {"k", layer.k}, {"float_bytes", float_bytes}, {"weights", "synthetic"}};

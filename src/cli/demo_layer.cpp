@@ -151,8 +151,7 @@ double QuantizedLayer::error() const {
 
 Timing QuantizedLayer::time(int64_t tokens, double seconds) const {
   Call call(*this, tokens);
-  let_idle_threads_sleep();
-  return measure([&](int copy) { call.run(copy); }, static_cast<int>(packed_.size()), seconds);
+  return measure({[&](int copy) { call.run(copy); }, static_cast<int>(packed_.size())}, seconds);
 }
 
 }  // namespace quantfuse::cli

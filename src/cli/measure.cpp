@@ -32,30 +32,69 @@ Timing summarize(std::vector<double> us) {
   return {at(0.5), at(0.1), at(0.9), us.size()};
 }
 
-Timing measure(const std::function<void(int)>& call, int copies, double seconds) {
-  int copy = 0;
-  const auto next = [&] {
-    call(copy);
-    copy = copy + 1 == copies ? 0 : copy + 1;
-  };
+namespace {
+
+// Waits until the idle threads of whichever runtime ran last (OpenMP's, OpenBLAS's, ours) no longer spin for
+// work and so leave the CPUs to the next.
+void let_idle_threads_sleep() { std::this_thread::sleep_for(std::chrono::milliseconds(40)); }
+
+// The samples of one contender.
+class Sampler {
+ public:
+  explicit Sampler(Contender contender) : contender_(std::move(contender)) {}
 
   // Two calls at least, and 50 ms: the first ones pay for threads, page faults and clock speed.
-  const auto warm_up = Clock::now();
-  int warm_calls = 0;
-  for (; warm_calls < 2 || (warm_calls < 4096 && seconds_since(warm_up) < 0.05); ++warm_calls) next();
-  const double typical = seconds_since(warm_up) / warm_calls;
-  const int calls_per_sample = std::max(1, static_cast<int>(std::ceil(kClockResolution / typical)));
-
-  std::vector<double> us;
-  for (const auto start = Clock::now(); us.size() < kMaxSamples;) {
-    const double elapsed = seconds_since(start);
-    if (us.size() >= kMinSamples && elapsed >= seconds) break;
-    if (us.size() >= kMinSlowSamples && elapsed >= 10 * seconds) break;
-    const auto sample = Clock::now();
-    for (int i = 0; i < calls_per_sample; ++i) next();
-    us.push_back(seconds_since(sample) * 1e6 / calls_per_sample);
+  void warm_up() {
+    const auto start = Clock::now();
+    int calls = 0;
+    for (; calls < 2 || (calls < 4096 && seconds_since(start) < 0.05); ++calls) next();
+    calls_per_sample_ = std::max(1, static_cast<int>(std::ceil(kClockResolution * calls / seconds_since(start))));
   }
-  return summarize(std::move(us));
+  // 1 / turns of all samples.
+  void take_turn(double seconds, size_t turns) {
+    const size_t least = us_.size() + kMinSamples / turns, least_slow = us_.size() + kMinSlowSamples / turns + 1;
+    for (const auto start = Clock::now(); us_.size() < kMaxSamples;) {
+      const double elapsed = seconds_since(start) * static_cast<double>(turns);
+      if (us_.size() >= least && elapsed >= seconds) break;
+      if (us_.size() >= least_slow && elapsed >= 10 * seconds) break;
+      const auto sample = Clock::now();
+      for (int i = 0; i < calls_per_sample_; ++i) next();
+      us_.push_back(seconds_since(sample) * 1e6 / calls_per_sample_);
+    }
+  }
+  Timing timing() { return summarize(std::move(us_)); }
+
+ private:
+  void next() {
+    contender_.call(copy_);
+    copy_ = copy_ + 1 == contender_.copies ? 0 : copy_ + 1;
+  }
+
+  Contender contender_;
+  int copy_ = 0, calls_per_sample_ = 1;
+  std::vector<double> us_;
+};
+
+}  // namespace
+
+Timing measure(Contender contender, double seconds) {
+  return measure_in_turns({std::move(contender)}, seconds)[0];
+}
+
+std::vector<Timing> measure_in_turns(std::vector<Contender> contenders, double seconds) {
+  std::vector<Sampler> samplers;
+  for (Contender& contender : contenders) samplers.emplace_back(std::move(contender));
+  const size_t turns = samplers.size() > 1 ? 4 : 1;
+  for (size_t turn = 0; turn < turns; ++turn) {
+    for (Sampler& sampler : samplers) {
+      let_idle_threads_sleep();
+      sampler.warm_up();
+      sampler.take_turn(seconds, turns);
+    }
+  }
+  std::vector<Timing> timings;
+  for (Sampler& sampler : samplers) timings.push_back(sampler.timing());
+  return timings;
 }
 
 int copies_beyond_cache(double bytes, double cache_bytes) {
@@ -63,7 +102,5 @@ int copies_beyond_cache(double bytes, double cache_bytes) {
   const double affordable = std::max(1.0, std::floor(kMaxCopyBytes / std::max(bytes, 1.0)));
   return static_cast<int>(std::min({wanted, affordable, static_cast<double>(kMaxCopies)}));
 }
-
-void let_idle_threads_sleep() { std::this_thread::sleep_for(std::chrono::milliseconds(100)); }
 
 }  // namespace quantfuse::cli

@@ -16,18 +16,23 @@ struct Timing {
 };
 Timing summarize(std::vector<double> microseconds);
 
-// Runs call(0), call(1), ... call(copies - 1), call(0), ...: first to warm up, then for `seconds` and at
-// least 20 times; where that takes ten times `seconds`, five times will do. Calls too short for the clock are
-// timed several at once.
-Timing measure(const std::function<void(int copy)>& call, int copies, double seconds);
+// What is timed: call(0), call(1), ... call(copies - 1), call(0), ...
+struct Contender {
+  std::function<void(int copy)> call;
+  int copies = 1;
+};
+
+// Warms up, then runs for `seconds` and at least 20 times; where that takes ten times `seconds`, five times
+// will do. Calls too short for the clock are timed several at once.
+Timing measure(Contender contender, double seconds);
+
+// The same for each of several that are to be compared. They take turns: when the machine is slower for a
+// while, because somebody else is using it too, it is so for all of them.
+std::vector<Timing> measure_in_turns(std::vector<Contender> contenders, double seconds);
 
 // How many copies of `bytes` are more than three times the cache: by the time one comes round again it is
 // cold.
 int copies_beyond_cache(double bytes, double cache_bytes);
-
-// Waits until the idle threads of whichever runtime ran last (OpenMP's, OpenBLAS's, ours) no longer spin for
-// work and so leave the CPUs to the next.
-void let_idle_threads_sleep();
 
 // ---- CUDA; in a build without it these throw ----
 

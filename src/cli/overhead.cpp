@@ -79,13 +79,13 @@ std::vector<Row> measure_overheads(const Machine& machine, double seconds) {
   if (!loads.empty()) {
     rows.push_back(overhead_row(machine, "load the library and call it", quantize_spec, summarize(loads)));
   }
-  const Timing quantize = measure([&](int) { qf_quantize(&tiny.args, nullptr); }, 1, seconds);
+  const Timing quantize = measure({[&](int) { qf_quantize(&tiny.args, nullptr); }}, seconds);
   rows.push_back(
       overhead_row(machine, "call of quantize, " + size_text(1, kTiny, 0), quantize_spec, quantize));
 
   const cases::CasePtr linear = case_from_spec(linear_spec);
   linear->make({QF_CPU, 0}, 1, 1);
-  const Timing layer = measure([&](int) { linear->run(nullptr, 0, nullptr); }, 1, seconds);
+  const Timing layer = measure({[&](int) { linear->run(nullptr, 0, nullptr); }}, seconds);
   rows.push_back(overhead_row(machine, "call of linear, " + size_text(1, kTiny, kTiny), linear_spec, layer));
   return rows;
 }

@@ -29,9 +29,18 @@ Target detect_cpu() {
   return Target::reference;
 }
 
-Target lowered_by_environment(Target detected) {
+// The dot product of BF16 pairs pays where it has twice the rate of float32, as on AMD's Zen 4. On Intel's
+// CPUs, which have AMX for that, it has half of it (Emerald Rapids: 179 against 362 GFLOP/s on two cores).
+Target quickest_target(Target detected) {
+#if defined(__x86_64__)
+  if (detected == Target::avx512_bf16 && !__builtin_cpu_is("amd")) return Target::avx512;
+#endif
+  return detected;
+}
+
+Target chosen_by_environment(Target detected) {
   const char* isa = std::getenv("QUANTFUSE_ISA");
-  if (!isa || !*isa) return detected;
+  if (!isa || !*isa) return quickest_target(detected);
   Target wanted = detected;
   if (std::strcmp(isa, "scalar") == 0) {
     wanted = Target::reference;
@@ -60,7 +69,7 @@ std::string cpu_model() {
 
 Target cpu_target() {
   static const Target detected = detect_cpu();
-  static const Target target = lowered_by_environment(detected);
+  static const Target target = chosen_by_environment(detected);
   return target;
 }
 

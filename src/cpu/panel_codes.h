@@ -4,7 +4,7 @@
 // 4-bit codes spread to bytes.
 #pragma once
 
-#include "cpu/vector_math.h"
+#include "cpu/tile.h"
 
 namespace quantfuse {
 
@@ -38,30 +38,41 @@ struct PanelDecoder {
   }
 };
 
-// [k / per word][2][lanes] words of one panel -> [k][2][lanes] floats, zero points (2 vectors, or null)
-// subtracted.
+// The words of w that a step of k multiplies (cpu/tile.h), from the packed words: kSteps of them in each.
 template <class S, qf_format Format>
-QF_INLINE void decode_panel(const uint8_t* codes, const float* zeros, int64_t k, float* out) {
-  using Decoder = PanelDecoder<S, Format>;
+struct FloatDecoder : PanelDecoder<S, Format> {
+  using Dot = FloatDot<S>;
+  static constexpr int kSteps = PanelDecoder<S, Format>::kPerWord;
+
+  template <int Step, bool HasZeros>
+  QF_INLINE typename S::F step(typename S::I word, typename S::F zero) const {
+    const auto w = this->template value<Step>(word);
+    return HasZeros ? S::sub(w, zero) : w;
+  }
+};
+
+// [k / per word][2][lanes] words of one panel -> [step][2][lanes] words of w, less the zero points (2
+// vectors) where HasZeros.
+template <class Decoder, bool HasZeros>
+QF_INLINE void decode_panel(const uint8_t* codes, [[maybe_unused]] const float* zeros, int64_t k,
+                            typename Decoder::Dot::Word* out) {
+  using S = typename Decoder::Dot::S;
   const Decoder decoder;
-  const auto zero0 = zeros ? S::load(zeros) : S::zero(),
-             zero1 = zeros ? S::load(zeros + S::kLanes) : S::zero();
+  typename S::F zero[2] = {};
+  if constexpr (HasZeros) zero[0] = S::load(zeros), zero[1] = S::load(zeros + S::kLanes);
   for (int64_t word = 0; word < k / Decoder::kPerWord; ++word, codes += 8 * S::kLanes) {
-    const auto word0 = S::load_i(codes), word1 = S::load_i(codes + 4 * S::kLanes);
-    unrolled<Decoder::kPerWord>([&](auto position) __attribute__((always_inline)) {
-      auto w0 = decoder.template value<position.value>(word0),
-           w1 = decoder.template value<position.value>(word1);
-      if (zeros) w0 = S::sub(w0, zero0), w1 = S::sub(w1, zero1);
-      S::store(out, w0);
-      S::store(out + S::kLanes, w1);
-      out += 2 * S::kLanes;
+    const typename S::I words[2] = {S::load_i(codes), S::load_i(codes + 4 * S::kLanes)};
+    unrolled<2 * Decoder::kSteps>([&](auto i) __attribute__((always_inline)) {
+      Decoder::Dot::store(out + i * S::kLanes,
+                          decoder.template step<i / 2, HasZeros>(words[i % 2], zero[i % 2]));
     });
+    out += 2 * Decoder::kSteps * S::kLanes;
   }
 }
 
 // [k / 8][2][lanes] words of 8 nibbles -> [k / 4][2][lanes] words of 4 bytes.
 template <class S>
-QF_INLINE void spread_nibbles(const uint8_t* codes, int64_t k, uint32_t* out) {
+QF_INLINE void spread_nibbles(const uint8_t* codes, int64_t k, int32_t* out) {
   const auto low = S::set1(0x0f0f0f0f);
   for (int64_t word = 0; word < k / 8; ++word, codes += 8 * S::kLanes, out += 4 * S::kLanes) {
     const auto word0 = S::load_i(codes), word1 = S::load_i(codes + 4 * S::kLanes);

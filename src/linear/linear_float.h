@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = act(x w^T) in float32 arithmetic on the true activations, for every weight format: codes are decoded to
-// float32 on the way from memory to the multiplier. For weights of integers times INT8 activations,
-// linear_int.h is faster.
+// y = act(x w^T) in floating-point arithmetic on the true activations, for every weight format: codes are
+// decoded to numbers on the way from memory to the multiplier. For weights of integers times INT8
+// activations, linear_int.h is faster.
 //
-//   m <= 4   packed codes --load, decode--> registers --fma--> totals   (the traffic is the codes)
-//   m > 4    packed codes --load, decode--> 16 KB in L1 --fma with tiles of 12 (6) rows--> totals in L1
+//   m <= 4   packed codes --load, decode--> registers --multiply--> totals   (the traffic is the codes)
+//   m > 4    packed codes --load, decode--> 32 KB or less in L1 --multiply with tiles of 6 rows--> totals
 //
-// Either way a sum is one fma chain per 128 k, times the scale, added to the total: the same bits for every
-// m.
+// Either way a sum is one chain per 128 k, times the scale, added to the total: the same bits for every m.
+//
+// The numbers are those of an Arithmetic: float32 here, pairs of BF16 in linear_bf16_avx512_bf16.cc.
+//
+//   S, Dot                             vectors, and what a step of k multiplies (cpu/tile.h)
+//   Decoder<Format>                    of packed codes (cpu/panel_codes.h)
+//   prepare_tile(...)                  rows of x as words
 #pragma once
 
 #include "linear/linear_panels.h"
@@ -17,18 +22,7 @@ namespace quantfuse::linear {
 
 inline constexpr int64_t kFloatSegment = 128;
 
-template <class S>
-struct FloatCall {
-  const Problem& p;
-  const Plan& plan;
-  const Segment* segments;
-  int64_t num_segments;
-  const float* x;  // prepared batch
-  int64_t rows, tile_rows;
-  Destination to;
-};
-
-// ---- x: floats in the packed order, [tile][k_padded][rows of the tile] ----
+// ---- x: floats in the packed order ----
 
 inline constexpr int64_t kInputRun = 256;
 
@@ -55,35 +49,57 @@ QF_INLINE void load_input(const Problem& p, int64_t r, int64_t k, int64_t n, con
   }
 }
 
+// v[i] = x[r, begin + i] up to `end`.
 template <class S>
-QF_INLINE void prepare_float_tile(const Problem& p, const Plan& plan, int64_t first_row, int64_t rows,
-                                  float* scales, float* ordered, float* tile) {
-  const int32_t* k_map = p.packed.k_map();
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* row_scales = p.has_act_quant() ? input_scales<S>(p, first_row + r, scales) : nullptr;
-    float run[kInputRun];
-    for (int64_t k = 0; k < p.k;) {
-      int64_t end = k + kInputRun < p.k ? k + kInputRun : p.k;
-      if (p.has_act_quant()) {
-        const int64_t group_end = (k / p.act_group + 1) * p.act_group;
-        end = end < group_end ? end : group_end;
-      }
-      if (k_map) {
-        load_input<S>(p, first_row + r, k, end - k, row_scales, ordered + k);
-      } else {
-        load_input<S>(p, first_row + r, k, end - k, row_scales, run);
-        for (int64_t i = k; i < end; ++i) tile[i * rows + r] = run[i - k];
-      }
-      k = end;
+QF_INLINE void load_inputs(const Problem& p, int64_t r, int64_t begin, int64_t end, const float* scales, float* v) {
+  for (int64_t k = begin; k < end;) {
+    int64_t run_end = k + kInputRun < end ? k + kInputRun : end;
+    if (p.has_act_quant()) {
+      const int64_t group_end = (k / p.act_group + 1) * p.act_group;
+      run_end = run_end < group_end ? run_end : group_end;
     }
-    if (k_map) {
-      for (int64_t i = 0; i < plan.k_padded; ++i)
-        tile[i * rows + r] = k_map[i] < 0 ? 0.0f : ordered[k_map[i]];
-    } else {
-      for (int64_t i = p.k; i < plan.k_padded; ++i) tile[i * rows + r] = 0.0f;
+    load_input<S>(p, r, k, run_end - k, scales, v + k - begin);
+    k = run_end;
+  }
+}
+
+// Rows [row, row + rows) of a batch, a tile. `ordered` has room for a row where columns are reordered.
+template <class S>
+QF_INLINE void prepare_float_tile(const Batch<float>& c, int64_t row, int64_t rows, float* scales,
+                                  float* ordered, float* x) {
+  const Problem& p = c.p;
+  const int32_t* k_map = p.packed.k_map();
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t r = c.to.first_row + row + i;
+    const float* row_scales = p.has_act_quant() ? input_scales<S>(p, r, scales) : nullptr;
+    if (k_map) load_inputs<S>(p, r, 0, p.k, row_scales, ordered);
+    for (int64_t s = 0; s < c.num_segments; ++s) {
+      const int64_t begin = c.segments[s].begin, end = c.segments[s].end;
+      float run[kFloatSegment] = {};
+      if (k_map) {
+        for (int64_t k = begin; k < end; ++k) run[k - begin] = k_map[k] < 0 ? 0.0f : ordered[k_map[k]];
+      } else {
+        load_inputs<S>(p, r, begin, end < p.k ? end : p.k, row_scales, run);
+      }
+      float* out = x + begin * c.rows + row * (end - begin) + i;
+      for (int64_t k = 0; k < end - begin; ++k) out[k * rows] = run[k];
     }
   }
 }
+
+template <class Simd>
+struct FloatArithmetic {
+  using S = Simd;
+  using Dot = FloatDot<S>;
+
+  template <qf_format Format>
+  using Decoder = FloatDecoder<S, Format>;
+
+  QF_INLINE static void prepare_tile(const Batch<float>& c, int64_t row, int64_t rows, float* scales, void* ordered,
+                                     float* x) {
+    prepare_float_tile<S>(c, row, rows, scales, static_cast<float*>(ordered), x);
+  }
+};
 
 // ---- m <= kDirectRows ----
 
@@ -95,70 +111,66 @@ inline constexpr int kDirectPanels = S::kRegisters == 32 ? (MT == 1   ? 4
                                                                       : 1)
                                                          : (MT == 1 ? 2 : 1);
 
-template <class S, qf_format Format, bool HasZeros, int MT, int NP>
-__attribute__((noinline)) void direct_panels(const FloatCall<S>& c, int64_t panel) {
-  using F = typename S::F;
-  using Decoder = PanelDecoder<S, Format>;
+template <class A, qf_format Format, bool HasZeros, int MT, int NP>
+__attribute__((noinline)) void direct_panels(const Batch<typename A::Dot::Word>& c, int64_t panel) {
+  using S = typename A::S;
+  using Dot = typename A::Dot;
+  using Decoder = typename A::template Decoder<Format>;
   constexpr int64_t L = S::kLanes;
   constexpr int64_t kWordBytes = 8 * L;  // of a panel: two vectors of words
   const Decoder decoder;
   const uint8_t* codes[NP];
   for (int q = 0; q < NP; ++q) codes[q] = c.p.packed.codes(panel + q);
 
-  alignas(64) float totals[NP][MT][2 * L] = {};
+  alignas(64) float totals[MT][NP][2 * L] = {};
   for (int64_t s = 0; s < c.num_segments; ++s) {
     const Segment& segment = c.segments[s];
-    F acc[NP][2][MT], zero[NP][2];
+    typename S::F zero[NP][2];
+    Tile<Dot, MT, NP> tile;
+    tile.clear();
     unrolled<NP * 2>([&](auto i) __attribute__((always_inline)) {
       constexpr int q = i / 2, v = i % 2;
       if constexpr (HasZeros) zero[q][v] = S::load(c.p.packed.zeros(panel + q) + (segment.group * 2 + v) * L);
-      unrolled<MT>([&](auto m) __attribute__((always_inline)) { acc[q][v][m] = S::zero(); });
     });
-    const float* x = c.x + static_cast<int64_t>(segment.begin) * MT;
+    const auto* x = c.x + segment.begin / Dot::kPerWord * MT;
     const int64_t first = segment.begin / Decoder::kPerWord, last = segment.end / Decoder::kPerWord;
-    for (int64_t word = first; word < last; ++word, x += MT * Decoder::kPerWord) {
+    for (int64_t word = first; word < last; ++word, x += MT * Decoder::kSteps) {
       typename S::I words[NP][2];
       unrolled<NP>([&](auto q) __attribute__((always_inline)) {
         const uint8_t* at = codes[q] + word * kWordBytes;
         words[q][0] = S::load_i(at);
         words[q][1] = S::load_i(at + 4 * L);
-        __builtin_prefetch(at + 2048);
-        if constexpr (L == 16) __builtin_prefetch(at + 2048 + 64);
+        __builtin_prefetch(at + kBytesAhead);
+        if constexpr (L == 16) __builtin_prefetch(at + kBytesAhead + 64);
       });
-      unrolled<Decoder::kPerWord>([&](auto position) __attribute__((always_inline)) {
-        constexpr int kPosition = position.value;
+      unrolled<Decoder::kSteps>([&](auto step) __attribute__((always_inline)) {
+        constexpr int kStep = step.value;
         unrolled<NP * 2>([&](auto i) __attribute__((always_inline)) {
           constexpr int q = i / 2, v = i % 2;
-          F w = decoder.template value<kPosition>(words[q][v]);
-          if constexpr (HasZeros) w = S::sub(w, zero[q][v]);
+          const auto w = decoder.template step<kStep, HasZeros>(words[q][v], zero[q][v]);
           unrolled<MT>([&](auto m) __attribute__((always_inline)) {
-            acc[q][v][m] = S::fma(S::set1(x[kPosition * MT + m]), w, acc[q][v][m]);
+            tile.acc[m][i] = Dot::add(tile.acc[m][i], w, S::set1(x[kStep * MT + m]));
           });
         });
       });
     }
-    unrolled<NP * 2>([&](auto i) __attribute__((always_inline)) {
-      constexpr int q = i / 2, v = i % 2;
-      const auto scale = S::load(c.p.packed.scales(panel + q) + (segment.group * 2 + v) * L);
-      unrolled<MT>([&](auto m) __attribute__((always_inline)) {
-        float* total = totals[q][m] + v * L;
-        S::store(total, S::fma(acc[q][v][m], scale, S::load(total)));
-      });
+    const PanelScales<S, NP> scales(c.p.packed, panel, segment.group);
+    tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+      float* total = totals[m][0] + v * L;
+      S::store(total, S::fma(sum, scales.at(v), S::load(total)));
     });
   }
-  for (int q = 0; q < NP; ++q) {
-    for (int m = 0; m < MT; ++m) finish_row<S>(c.p, c.to, c.to.first_row + m, panel + q, totals[q][m], 1.0f);
-  }
+  for (int m = 0; m < MT; ++m) finish_row<S>(c.p, c.to, c.to.first_row + m, panel, NP, totals[m][0], 1.0f);
 }
 
-template <class S, qf_format Format, bool HasZeros>
-QF_INLINE void multiply_direct(const FloatCall<S>& c, int64_t begin, int64_t end) {
+template <class A, qf_format Format, bool HasZeros>
+QF_INLINE void multiply_direct(const Batch<typename A::Dot::Word>& c, int64_t begin, int64_t end) {
   auto run = [&](auto rows) __attribute__((always_inline)) {
-    constexpr int MT = rows.value, NP = kDirectPanels<S, MT>;
+    constexpr int MT = rows.value, NP = kDirectPanels<typename A::S, MT>;
     int64_t panel = begin;
-    for (; panel + NP <= end; panel += NP) direct_panels<S, Format, HasZeros, MT, NP>(c, panel);
+    for (; panel + NP <= end; panel += NP) direct_panels<A, Format, HasZeros, MT, NP>(c, panel);
     if constexpr (NP > 1) {
-      for (; panel < end; ++panel) direct_panels<S, Format, HasZeros, MT, 1>(c, panel);
+      for (; panel < end; ++panel) direct_panels<A, Format, HasZeros, MT, 1>(c, panel);
     }
   };
   switch (c.rows) {
@@ -171,99 +183,99 @@ QF_INLINE void multiply_direct(const FloatCall<S>& c, int64_t begin, int64_t end
 
 // ---- m > kDirectRows ----
 
-template <class S, int MT>
-__attribute__((noinline)) void add_float_tile(const float* x, const float* w, int64_t k, const float* scales,
-                                              float* totals) {
-  FloatTile<S, MT> tile;
+// totals += the product of a tile, times the scale.
+template <class Dot, int MT, int NP>
+__attribute__((noinline)) void add_tile(const Batch<typename Dot::Word>& c, const TileOfWork<typename Dot::Word>& t) {
+  using S = typename Dot::S;
+  const Segment& segment = c.segments[t.s];
+  Tile<Dot, MT, NP> tile;
   tile.clear();
-  tile.add(x, w, k);
-  const auto scale0 = S::load(scales), scale1 = S::load(scales + S::kLanes);
-  unrolled<MT>([&](auto m) __attribute__((always_inline)) {
-    float* total = totals + m * 2 * S::kLanes;
-    S::store(total, S::fma(tile.acc[m][0], scale0, S::load(total)));
-    S::store(total + S::kLanes, S::fma(tile.acc[m][1], scale1, S::load(total + S::kLanes)));
+  tile.add(t.x, t.w, t.w_stride, (segment.end - segment.begin) / Dot::kPerWord, t.ahead);
+  const PanelScales<S, NP> scales(c.p.packed, t.panel, segment.group);
+  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+    float* total = t.totals + m * kTotalsStride<S> + v * S::kLanes;
+    S::store(total, S::fma(sum, scales.at(v), t.s == 0 ? S::zero() : S::load(total)));
   });
 }
 
-template <class S, qf_format Format>
-__attribute__((noinline)) void multiply_staged(const FloatCall<S>& c, int64_t begin, int64_t end) {
-  constexpr int64_t L = S::kLanes;
-  alignas(64) float decoded[kFloatSegment * 2 * L];
-  alignas(64) float totals[kMaxChunkRows * 2 * L];
-  const int64_t chunk_rows = chunk_rows_for(c.tile_rows, c.plan.k_padded, sizeof(float));
-  constexpr int64_t kPerWord = PanelDecoder<S, Format>::kPerWord;
+template <class A, qf_format Format, bool HasZeros>
+struct FloatWork {
+  using Dot = typename A::Dot;
+  using S = typename A::S;
+  using Word = typename Dot::Word;
+  static constexpr int64_t kMaxSegment = kFloatSegment;
+  const Batch<Word>& batch;
 
-  for (int64_t row0 = 0; row0 < c.rows; row0 += chunk_rows) {
-    const int64_t row1 = row0 + chunk_rows < c.rows ? row0 + chunk_rows : c.rows;
-    const int64_t tiles = ceil_div(row1 - row0, c.tile_rows);
-    for (int64_t panel = begin; panel < end; ++panel) {
-      const uint8_t* codes = c.p.packed.codes(panel);
-      const float* scales = c.p.packed.scales(panel);
-      const float* zeros = c.p.packed.zeros(panel);
-      __builtin_memset(totals, 0, static_cast<size_t>((row1 - row0) * 2 * L) * sizeof(float));
-      for (int64_t s = 0; s < c.num_segments; ++s) {
-        const Segment& segment = c.segments[s];
-        const int64_t k = segment.end - segment.begin, group = segment.group * 2 * L;
-        decode_panel<S, Format>(codes + segment.begin / kPerWord * 8 * L, zeros ? zeros + group : nullptr, k,
-                                decoded);
-        NextCodes next(codes + segment.begin / kPerWord * 8 * L, k / kPerWord * 8 * L, tiles);
-        for (int64_t row = row0; row < row1; row += c.tile_rows) {
-          next.fetch_share();
-          const int64_t rows = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
-          const float* x = c.x + row * c.plan.k_padded + segment.begin * rows;
-          choose_tile_rows<S>(
-              rows, [&](auto mt) __attribute__((always_inline)) {
-                add_float_tile<S, mt.value>(x, decoded, k, scales + group, totals + (row - row0) * 2 * L);
-              });
-        }
-      }
-      for (int64_t row = row0; row < row1; ++row) {
-        finish_row<S>(c.p, c.to, c.to.first_row + row, panel, totals + (row - row0) * 2 * L, 1.0f);
-      }
-    }
+  QF_INLINE const uint8_t* codes_at(int64_t panel, const Segment& segment) const {
+    return batch.p.packed.codes(panel) + code_bytes(segment.begin);
   }
-}
+  QF_INLINE static int64_t code_bytes(int64_t k) { return k / PanelDecoder<S, Format>::kPerWord * 8 * S::kLanes; }
+
+  QF_INLINE const Word* load(int64_t panel, int64_t panels, const Segment& segment, Word* decoded,
+                             int64_t& stride) const {
+    const int64_t k = segment.end - segment.begin;
+    stride = k / Dot::kPerWord * 2 * S::kLanes;
+    for (int64_t q = 0; q < panels; ++q) {
+      const float* zeros = HasZeros ? batch.p.packed.zeros(panel + q) + segment.group * 2 * S::kLanes : nullptr;
+      decode_panel<typename A::template Decoder<Format>, HasZeros>(codes_at(panel + q, segment), zeros, k, decoded + q * stride);
+    }
+    return decoded;
+  }
+  template <int MT, int NP>
+  QF_INLINE void add(const TileOfWork<Word>& t) const {
+    add_tile<Dot, MT, NP>(batch, t);
+  }
+  QF_INLINE void finish(int64_t row, int64_t panel, int64_t panels, const float* totals) const {
+    finish_row<S>(batch.p, batch.to, batch.to.first_row + row, panel, panels, totals, 1.0f);
+  }
+};
 
 // ---- The call ----
 
-template <class S, qf_format Format>
-QF_INLINE void multiply_float(const FloatCall<S>& c) {
+template <class A, qf_format Format, bool HasZeros>
+QF_INLINE void multiply_float(const Batch<typename A::Dot::Word>& c) {
+  if (c.rows > kDirectRows) return multiply_batch(FloatWork<A, Format, HasZeros>{c});
   parallel_ranges(c.plan.num_panels, 1, [&](int64_t begin, int64_t end) {
-    if (c.rows > kDirectRows) return multiply_staged<S, Format>(c, begin, end);
-    if constexpr (is_integer(Format)) {
-      if (c.p.packed.header->has_zeros) return multiply_direct<S, Format, true>(c, begin, end);
-    }
-    multiply_direct<S, Format, false>(c, begin, end);
+    multiply_direct<A, Format, HasZeros>(c, begin, end);
   });
 }
 
-template <class S>
+template <class A>
+QF_INLINE Plan make_float_plan(const Problem& p) {
+  return make_plan(p, static_cast<int>(sizeof(typename A::Dot::Word)) / A::Dot::kPerWord, kFloatSegment);
+}
+
+template <class A>
 QF_INLINE void launch_float(const Problem& p, const Launch& launch) {
-  const Plan plan = make_plan(p, sizeof(float), kFloatSegment);
+  using Word = typename A::Dot::Word;
+  const Plan plan = make_float_plan<A>(p);
   char* workspace = static_cast<char*>(launch.workspace);
   auto* segments = reinterpret_cast<Segment*>(workspace + plan.segments);
   const int64_t num_segments = cut_segments(p, kFloatSegment, plan.k_padded + 1, segments);
-  auto* x = reinterpret_cast<float*>(workspace + plan.x);
+  auto* x = reinterpret_cast<Word*>(workspace + plan.x);
   auto* x_scales = reinterpret_cast<float*>(workspace + plan.x_scale);
-  auto* x_rows = reinterpret_cast<float*>(workspace + plan.x_row);
+  const int64_t x_row_bytes = round_up(p.k, 16) * static_cast<int64_t>(sizeof(Word)) / A::Dot::kPerWord;
 
   for (int64_t first_row = 0; first_row < p.m; first_row += plan.batch_rows) {
     const int64_t rows = p.m - first_row < plan.batch_rows ? p.m - first_row : plan.batch_rows;
-    const int64_t tile_rows = rows <= kDirectRows ? rows : tile_rows_for<S>(rows);
+    const int64_t tile_rows = rows <= kDirectRows ? rows : tile_rows_for(rows);
     const Destination to = {p.out.is_quantized() && !p.out.is_static,
                             reinterpret_cast<float*>(workspace + plan.result), first_row};
+    const Batch<Word> batch = {p, plan, segments, num_segments, x, rows, tile_rows, to};
     parallel_ranges(ceil_div(rows, tile_rows), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t tile = begin; tile < end; ++tile) {
-        const int64_t row = tile * tile_rows, count = rows - row < tile_rows ? rows - row : tile_rows;
-        prepare_float_tile<S>(p, plan, first_row + row, count, x_scales + row * plan.act_groups,
-                              x_rows + row * round_up(p.k, 16), x + row * plan.k_padded);
+      for (int64_t row = begin * tile_rows; row < end * tile_rows && row < rows; row += tile_rows) {
+        A::prepare_tile(batch, row, rows - row < tile_rows ? rows - row : tile_rows,
+                        x_scales + row * plan.act_groups, workspace + plan.x_row + row * x_row_bytes, x);
       }
     });
-    const FloatCall<S> call = {p, plan, segments, num_segments, x, rows, tile_rows, to};
     choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
-        p.weight.format, [&](auto format)
-                             __attribute__((always_inline)) { multiply_float<S, format.value>(call); });
-    finish_batch<S>(p, to, rows);
+        p.weight.format, [&](auto format) __attribute__((always_inline)) {
+          if constexpr (is_integer(format.value)) {
+            if (p.packed.header->has_zeros) return multiply_float<A, format.value, true>(batch);
+          }
+          multiply_float<A, format.value, false>(batch);
+        });
+    finish_batch<typename A::S>(p, to, rows);
   }
 }
 

@@ -8,13 +8,15 @@ namespace quantfuse::linear_float_avx512 {
 using linear::Problem;
 namespace {
 
+using Arithmetic = linear::FloatArithmetic<Avx512>;
+
 Verdict accepts(const Problem& p) { return linear::packed_for(p, Avx512::kLanes); }
 
 size_t workspace_bytes(const Problem& p) {
-  return static_cast<size_t>(linear::make_plan(p, sizeof(float), linear::kFloatSegment).total_bytes);
+  return static_cast<size_t>(linear::make_float_plan<Arithmetic>(p).total_bytes);
 }
 
-void launch(const Problem& p, const Launch& launch) { linear::launch_float<Avx512>(p, launch); }
+void launch(const Problem& p, const Launch& launch) { linear::launch_float<Arithmetic>(p, launch); }
 
 }  // namespace
 

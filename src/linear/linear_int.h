@@ -20,16 +20,13 @@ namespace quantfuse::linear {
 // exact.
 inline constexpr int64_t kIntSegment = 512;
 
-struct IntCall {
-  const Problem& p;
-  const Plan& plan;
-  const Segment* segments;
-  int64_t num_segments;
-  const int32_t* x;     // prepared batch: words of 4 codes
+// k up to which an int32 holds the sum of 255 * 128.
+inline constexpr int64_t kMaxIntLength = 65536;
+
+struct IntBatch : Batch<int32_t> {
   const float* scales;  // [row][act groups]
   const int32_t* sums;  // [row][segments]: of x's codes
-  int64_t rows, tile_rows;
-  Destination to;
+  bool has_int_totals;  // one scale for all of k: int32 totals, and one sum of x in place of [segments]
 
   bool has_group_scales() const { return plan.act_groups > 1; }
 };
@@ -48,7 +45,7 @@ QF_INLINE Verdict accepts_int(const Problem& p, int lanes) {
                "activation groups must be multiples of 8 columns, over weight groups that are so too");
 }
 
-// ---- x: codes in the packed order, [tile][k_padded / 4][rows of the tile] words ----
+// ---- x: codes in the packed order, 4 in a word ----
 
 // codes[i] = the INT8 code of x[r, k + i], within one activation group. Returns their sum.
 template <class S>
@@ -68,16 +65,18 @@ QF_INLINE int32_t load_codes(const Problem& p, int64_t r, int64_t k, int64_t n, 
   return sum;
 }
 
+// Row `row` of a batch, number `lane` of `tile_rows` in its tile.
 template <class S>
-QF_INLINE void prepare_int_row(const IntCall& c, int64_t row, int64_t lane, int64_t tile_rows, float* scales,
-                               int32_t* sums, int8_t* ordered, int32_t* tile) {
+QF_INLINE void prepare_int_row(const IntBatch& c, int64_t row, int64_t lane, int64_t tile_rows, float* scales,
+                               int32_t* sums, int8_t* ordered, int32_t* x) {
   const Problem& p = c.p;
   const int32_t* k_map = p.packed.k_map();
-  const float* row_scales = input_scales<S>(p, row, scales);
+  const int64_t r = c.to.first_row + row;
+  const float* row_scales = input_scales<S>(p, r, scales);
   if (row_scales != scales) {
     for (int64_t g = 0; g < c.plan.act_groups; ++g) scales[g] = row_scales[g];
   }
-  if (k_map) load_codes<S>(p, row, 0, p.k, row_scales[0], ordered);  // one scale: accepts() sees to that
+  if (k_map) load_codes<S>(p, r, 0, p.k, row_scales[0], ordered);  // one scale: accepts() sees to that
   for (int64_t s = 0; s < c.num_segments; ++s) {
     const Segment& segment = c.segments[s];
     alignas(64) int8_t codes[kIntSegment] = {};
@@ -90,11 +89,11 @@ QF_INLINE void prepare_int_row(const IntCall& c, int64_t row, int64_t lane, int6
       }
     } else {
       const int64_t count = segment.end < p.k ? length : p.k - segment.begin;
-      sum = load_codes<S>(p, row, segment.begin, count, row_scales[segment.act_group], codes);
+      sum = load_codes<S>(p, r, segment.begin, count, row_scales[segment.act_group], codes);
       for (int64_t i = count; i < length; ++i) codes[i] = 0;
     }
-    sums[s] = sum;
-    int32_t* out = tile + segment.begin / 4 * tile_rows + lane;
+    sums[c.has_int_totals ? 0 : s] = sum + (c.has_int_totals && s > 0 ? sums[0] : 0);
+    int32_t* out = x + segment.begin / 4 * c.rows + (row - lane) * (length / 4) + lane;
     for (int64_t i = 0; i < length / 4; ++i) {
       int32_t word;
       __builtin_memcpy(&word, codes + 4 * i, 4);
@@ -105,51 +104,119 @@ QF_INLINE void prepare_int_row(const IntCall& c, int64_t row, int64_t lane, int6
 
 // ---- Products ----
 
-// totals += scale * (acc - (offset + zero) * sum of x) for one segment. `x_scales` where they differ between
-// groups.
-template <class S, int MT>
-QF_INLINE void flush_int_tile(const IntCall& c, const typename S::Sums (&acc)[MT][2], int64_t row, int64_t s,
-                              int32_t offset, const float* scales, const float* zeros, float* totals) {
-  constexpr int64_t L = S::kLanes;
-  const bool has_group_scales = c.has_group_scales();
-  unrolled<MT>([&](auto m) __attribute__((always_inline)) {
-    const int32_t sum = c.sums[(row + m) * c.plan.max_segments + s];
-    const float x_scale =
-        has_group_scales ? c.scales[(row + m) * c.plan.act_groups + c.segments[s].act_group] : 1.0f;
-    unrolled<2>([&](auto v) __attribute__((always_inline)) {
-      float* total = totals + (m * 2 + v) * L;
-      auto t = S::to_float(S::sub(S::ints(acc[m][v]), S::set1(offset * sum)));
-      if (zeros) t = S::fnma(S::load(zeros + v * L), S::set1(static_cast<float>(sum)), t);
-      auto scale = S::load(scales + v * L);
-      if (has_group_scales) scale = S::mul(scale, S::set1(x_scale));
-      S::store(total, S::fma(t, scale, S::load(total)));
+// (sum - (offset + zero) * sum of x) as floats.
+template <class S>
+QF_INLINE typename S::F subtract_zeros(typename S::I sum, int32_t offset, const float* zeros, int32_t x_sum) {
+  const auto t = S::to_float(S::sub(sum, S::set1(offset * x_sum)));
+  return zeros ? S::fnma(S::load(zeros), S::set1(static_cast<float>(x_sum)), t) : t;
+}
+
+template <class Simd, qf_format Format>
+struct IntWork {
+  using S = Simd;
+  using Dot = ByteDot<S>;
+  static constexpr int64_t kMaxSegment = kIntSegment, L = S::kLanes;
+  static constexpr int32_t kOffset = Format == QF_INT4 ? 8 : 128;
+  const IntBatch& batch;
+
+  QF_INLINE const uint8_t* codes_at(int64_t panel, const Segment& segment) const {
+    return batch.p.packed.codes(panel) + code_bytes(segment.begin);
+  }
+  QF_INLINE static int64_t code_bytes(int64_t k) { return k * 2 * L / (Format == QF_INT4 ? 2 : 1); }
+
+  QF_INLINE const int32_t* load(int64_t panel, int64_t panels, const Segment& segment, int32_t* decoded,
+                                int64_t& stride) const {
+    if constexpr (Format == QF_INT8) {
+      stride = batch.p.packed.panel_code_bytes() / 4;
+      return reinterpret_cast<const int32_t*>(codes_at(panel, segment));
+    }
+    const int64_t k = segment.end - segment.begin;
+    stride = k / 4 * 2 * L;
+    for (int64_t q = 0; q < panels; ++q) spread_nibbles<S>(codes_at(panel + q, segment), k, decoded + q * stride);
+    return decoded;
+  }
+
+  template <int MT, int NP>
+  __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {
+    const int64_t steps = (batch.segments[t.s].end - batch.segments[t.s].begin) / 4;
+    Tile<Dot, MT, NP> tile;
+    begin(tile, t);
+    if (Format == QF_INT8 && batch.rows == MT) {  // one tile, which reads the codes from memory
+      tile.add(t.x, t.w, t.w_stride, steps, StreamAhead{});
+    } else {
+      tile.add(t.x, t.w, t.w_stride, steps, t.ahead);
+    }
+    end(tile, t);
+  }
+  template <int MT, int NP>
+  QF_INLINE void begin(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
+    if (!batch.has_int_totals || t.s == 0) return tile.clear();
+    tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+      sum = S::sums(S::load_i(int_totals(t) + m * kTotalsStride<S> + v * L));
     });
-  });
-}
+  }
+  template <int MT, int NP>
+  QF_INLINE void end(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
+    if (!batch.has_int_totals) return flush(tile, t);
+    tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+      S::store_i(int_totals(t) + m * kTotalsStride<S> + v * L, S::ints(sum));
+    });
+  }
+  QF_INLINE static int32_t* int_totals(const TileOfWork<int32_t>& t) {
+    return reinterpret_cast<int32_t*>(t.totals);
+  }
+  // totals += scale * (sums - (offset + zero) * sum of x)
+  template <int MT, int NP>
+  QF_INLINE void flush(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
+    const Segment& segment = batch.segments[t.s];
+    const int64_t group = segment.group * 2 * L, panel_stride = batch.plan.num_groups * 2 * L;
+    const float *scales = batch.p.packed.scales(t.panel) + group, *zeros = batch.p.packed.zeros(t.panel);
+    const bool has_group_scales = batch.has_group_scales();
+    tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+      const int64_t at = v / 2 * panel_stride + v % 2 * L, row = t.row + m;
+      float* total = t.totals + m * kTotalsStride<S> + v * L;
+      const auto value = subtract_zeros<S>(S::ints(sum), kOffset, zeros ? zeros + group + at : nullptr,
+                                           batch.sums[row * batch.plan.max_segments + t.s]);
+      auto scale = S::load(scales + at);
+      if (has_group_scales) {
+        scale = S::mul(scale, S::set1(batch.scales[row * batch.plan.act_groups + segment.act_group]));
+      }
+      S::store(total, S::fma(value, scale, t.s == 0 ? S::zero() : S::load(total)));
+    });
+  }
 
-template <class S, int MT>
-__attribute__((noinline)) void add_int_tile(const IntCall& c, const int32_t* x, const uint32_t* w,
-                                            int64_t row, int64_t s, int32_t offset, const float* scales,
-                                            const float* zeros, float* totals) {
-  IntTile<S, MT> tile;
-  tile.clear();
-  tile.add(x, w, (c.segments[s].end - c.segments[s].begin) / 4);
-  flush_int_tile<S, MT>(c, tile.acc, row, s, offset, scales, zeros, totals);
-}
+  QF_INLINE void finish(int64_t row, int64_t panel, int64_t panels, const float* totals) const {
+    const float x_scale = batch.plan.act_groups == 1 ? batch.scales[row] : 1.0f;  // there is none where k is 0
+    alignas(64) float values[kTotalsStride<S>];
+    if (batch.has_int_totals) {
+      const auto* sums = reinterpret_cast<const int32_t*>(totals);
+      const float *scales = batch.p.packed.scales(panel), *zeros = batch.p.packed.zeros(panel);  // one group
+      for (int64_t i = 0; i < panels * 2 * L; i += L) {
+        const auto value = subtract_zeros<S>(S::load_i(sums + i), kOffset, zeros ? zeros + i : nullptr,
+                                             batch.sums[row * batch.plan.max_segments]);
+        S::store(values + i, S::mul(value, S::load(scales + i)));
+      }
+      totals = values;
+    }
+    finish_row<S>(batch.p, batch.to, batch.to.first_row + row, panel, panels, totals, x_scale);
+  }
+};
 
-// As add_int_tile, from nibbles: low ones are the first 4 k of a word, high ones the next 4.
+// ---- INT4, m <= kDirectRows: nibbles go from memory to registers ----
+
+// Low nibbles are the first 4 k of a word, high ones the next 4.
 template <class S, int MT>
-__attribute__((noinline)) void add_nibble_tile(const IntCall& c, const int32_t* x, const uint8_t* w,
-                                               int64_t row, int64_t s, const float* scales,
-                                               const float* zeros, float* totals) {
+__attribute__((noinline)) void add_nibble_tile(const IntWork<S, QF_INT4>& work, const TileOfWork<int32_t>& t) {
   constexpr int64_t L = S::kLanes;
-  IntTile<S, MT> tile;
-  tile.clear();
+  const Segment& segment = work.batch.segments[t.s];
+  const uint8_t* w = work.codes_at(t.panel, segment);
+  const int32_t* x = t.x;
+  Tile<ByteDot<S>, MT, 1> tile;
+  work.begin(tile, t);
   const auto low = S::set1(0x0f0f0f0f);
-  const int64_t words = (c.segments[s].end - c.segments[s].begin) / 8;
-  for (int64_t i = 0; i < words; ++i, x += 2 * MT, w += 8 * L) {
-    __builtin_prefetch(w + 2048);
-    if constexpr (L == 16) __builtin_prefetch(w + 2048 + 64);
+  for (int64_t i = 0; i < (segment.end - segment.begin) / 8; ++i, x += 2 * MT, w += 8 * L) {
+    __builtin_prefetch(w + kBytesAhead);
+    if constexpr (L == 16) __builtin_prefetch(w + kBytesAhead + 64);
     unrolled<2>([&](auto v) __attribute__((always_inline)) {
       const auto word = S::load_i(w + 4 * L * v);
       const auto first = S::and_(word, low), second = S::and_(S::template shr<4>(word), low);
@@ -159,57 +226,33 @@ __attribute__((noinline)) void add_nibble_tile(const IntCall& c, const int32_t* 
       });
     });
   }
-  flush_int_tile<S, MT>(c, tile.acc, row, s, 8, scales, zeros, totals);
+  work.end(tile, t);
+}
+
+template <class S, int MT>
+__attribute__((noinline)) void multiply_nibbles(const IntBatch& c, int64_t begin, int64_t end) {
+  const IntWork<S, QF_INT4> work = {c};
+  for (int64_t panel = begin; panel < end; ++panel) {
+    alignas(64) float totals[MT * kTotalsStride<S>] = {};  // k may be 0
+    for (int64_t s = 0; s < c.num_segments; ++s) {
+      add_nibble_tile<S, MT>(work, {c.x + c.segments[s].begin / 4 * MT, nullptr, 0, s, 0, panel, totals, {}});
+    }
+    for (int64_t row = 0; row < MT; ++row) work.finish(row, panel, 1, totals + row * kTotalsStride<S>);
+  }
 }
 
 template <class S>
-__attribute__((noinline)) void multiply_int(const IntCall& c, int64_t begin, int64_t end) {
-  constexpr int64_t L = S::kLanes;
-  alignas(64) uint32_t spread[kIntSegment / 4 * 2 * L];
-  alignas(64) float totals[kMaxChunkRows * 2 * L];
-  const bool is_4bit = c.p.weight.format == QF_INT4, is_direct = is_4bit && c.rows <= kDirectRows;
-  const int32_t offset = is_4bit ? 8 : 128;
-  const int64_t chunk_rows = chunk_rows_for(c.tile_rows, c.plan.k_padded, 1);
-
-  for (int64_t row0 = 0; row0 < c.rows; row0 += chunk_rows) {
-    const int64_t row1 = row0 + chunk_rows < c.rows ? row0 + chunk_rows : c.rows;
-    const int64_t tiles = ceil_div(row1 - row0, c.tile_rows);
-    for (int64_t panel = begin; panel < end; ++panel) {
-      const uint8_t* codes = c.p.packed.codes(panel);
-      const float *scales = c.p.packed.scales(panel), *zeros = c.p.packed.zeros(panel);
-      __builtin_memset(totals, 0, static_cast<size_t>((row1 - row0) * 2 * L) * sizeof(float));
-      for (int64_t s = 0; s < c.num_segments; ++s) {
-        const Segment& segment = c.segments[s];
-        const int64_t group = segment.group * 2 * L;
-        const float* zero = zeros ? zeros + group : nullptr;
-        const uint8_t* run = codes + segment.begin * 2 * L / (is_4bit ? 2 : 1);
-        const auto* words = reinterpret_cast<const uint32_t*>(run);
-        if (is_4bit && !is_direct) {
-          spread_nibbles<S>(run, segment.end - segment.begin, spread);
-          words = spread;
-        }
-        NextCodes next(run, (segment.end - segment.begin) * 2 * L / (is_4bit ? 2 : 1), tiles);
-        for (int64_t row = row0; row < row1; row += c.tile_rows) {
-          if (!is_direct) next.fetch_share();
-          const int64_t rows = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
-          const int32_t* x = c.x + row * (c.plan.k_padded / 4) + segment.begin / 4 * rows;
-          float* total = totals + (row - row0) * 2 * L;
-          choose_tile_rows<S>(
-              rows, [&](auto mt) __attribute__((always_inline)) {
-                if constexpr (mt.value <= kDirectRows) {
-                  if (is_direct)
-                    return add_nibble_tile<S, mt.value>(c, x, run, row, s, scales + group, zero, total);
-                }
-                add_int_tile<S, mt.value>(c, x, words, row, s, offset, scales + group, zero, total);
-              });
-        }
-      }
-      for (int64_t row = row0; row < row1; ++row) {
-        const float x_scale = c.plan.act_groups == 1 ? c.scales[row] : 1.0f;  // there is none where k is 0
-        finish_row<S>(c.p, c.to, c.to.first_row + row, panel, totals + (row - row0) * 2 * L, x_scale);
-      }
+QF_INLINE void multiply_int(const IntBatch& c) {
+  if (c.p.weight.format == QF_INT8) return multiply_batch(IntWork<S, QF_INT8>{c});
+  if (c.rows > kDirectRows) return multiply_batch(IntWork<S, QF_INT4>{c});
+  parallel_ranges(c.plan.num_panels, 1, [&](int64_t begin, int64_t end) {
+    switch (c.rows) {
+      case 1: return multiply_nibbles<S, 1>(c, begin, end);
+      case 2: return multiply_nibbles<S, 2>(c, begin, end);
+      case 3: return multiply_nibbles<S, 3>(c, begin, end);
+      case 4: return multiply_nibbles<S, 4>(c, begin, end);
     }
-  }
+  });
 }
 
 // ---- The call ----
@@ -228,21 +271,20 @@ QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
 
   for (int64_t first_row = 0; first_row < p.m; first_row += plan.batch_rows) {
     const int64_t rows = p.m - first_row < plan.batch_rows ? p.m - first_row : plan.batch_rows;
-    const int64_t tile_rows = rows <= kDirectRows ? rows : tile_rows_for<S>(rows);
+    const int64_t tile_rows = rows <= kDirectRows ? rows : tile_rows_for(rows);
     const Destination to = {p.out.is_quantized() && !p.out.is_static,
                             reinterpret_cast<float*>(workspace + plan.result), first_row};
-    const IntCall call = {p, plan, segments, num_segments, x, scales, sums, rows, tile_rows, to};
+    const bool has_int_totals = plan.num_groups == 1 && plan.act_groups == 1 && plan.k_padded <= kMaxIntLength;
+    const IntBatch batch = {{p, plan, segments, num_segments, x, rows, tile_rows, to}, scales, sums, has_int_totals};
     parallel_ranges(rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t first = row / tile_rows * tile_rows,
                       count = rows - first < tile_rows ? rows - first : tile_rows;
-        prepare_int_row<S>(call, first_row + row, row - first, count, scales + row * plan.act_groups,
-                           sums + row * plan.max_segments, ordered + row * round_up(p.k, 16),
-                           x + first * (plan.k_padded / 4));
+        prepare_int_row<S>(batch, row, row - first, count, scales + row * plan.act_groups,
+                           sums + row * plan.max_segments, ordered + row * round_up(p.k, 16), x);
       }
     });
-    parallel_ranges(plan.num_panels, 1,
-                    [&](int64_t begin, int64_t end) { multiply_int<S>(call, begin, end); });
+    multiply_int<S>(batch);
     finish_batch<S>(p, to, rows);
   }
 }

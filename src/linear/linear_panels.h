@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the CPU kernels of linear share: the plan of a call, the runs of k that have one scale, and the
-// epilogue.
+// What the CPU kernels of linear share: the plan of a call, the runs of k that have one scale, the loop over
+// panels, and the epilogue.
 //
 // A call goes: prepare x (converted or quantized, in the packed order of k, interleaved by tiles of rows) ->
-// every thread takes a range of panels; for a chunk of rows that fits the L2 cache, for each panel, for each
-// segment of k, for each tile of rows: product of the tile, times the scale, added to the panel's totals ->
-// epilogue of the panel.
+// every thread takes a range of panels for a chunk of rows:
+//
+//   for a few panels       their totals are on the stack
+//     for a block of k     x of the chunk's rows stays in the L2 cache for all of these panels
+//       for each pair of panels, for each segment of k: decode the codes into the L1 cache
+//         for each tile of rows: product of the tile, times the scale, added to the totals
+//     epilogue of the panels
 #pragma once
 
 #include "cpu/output.h"
@@ -27,8 +31,9 @@ struct Segment {
 // Rows up to which codes are decoded in registers, for one tile; with more rows a decoded segment is shared
 // from L1.
 inline constexpr int64_t kDirectRows = 4;
-inline constexpr int64_t kMaxChunkRows = 96;                 // totals of a chunk: 96 x 32 floats, 12 KB
-inline constexpr int64_t kChunkBytes = 512 * 1024;           // of prepared x: less than half of an L2 cache
+inline constexpr int64_t kMaxChunkRows = 192;  // decoding is then a twentieth of the work, or less
+inline constexpr int64_t kTilesOfPanels = 2;   // their totals: 2 x 192 rows x 64 floats, 96 KB
+inline constexpr int64_t kBlockBytes = 768 * 1024;           // of prepared x: an L2 cache of 1.25 MB holds it beside w
 inline constexpr int64_t kPreparedBytes = 32 * 1024 * 1024;  // of prepared x in the workspace
 
 // Sizes of a call and its workspace. XBytes is the size of one prepared number.
@@ -133,38 +138,40 @@ QF_INLINE const float* input_scales(const Problem& p, int64_t r, float* scales) 
   return scales;
 }
 
-// The epilogue of one row of one panel: totals are sums of 2 * lanes columns, times x_scale.
+// Panels that go through the epilogue together, and so the distance between rows of totals.
+template <class S>
+inline constexpr int64_t kGroupPanels = kTilesOfPanels * kMaxTilePanels<S>;
+template <class S>
+inline constexpr int64_t kTotalsStride = kGroupPanels<S> * 2 * S::kLanes;
+
+// The epilogue of one row of up to kGroupPanels panels: totals are sums of their columns, to be multiplied by
+// x_scale.
 template <class S>
 __attribute__((noinline)) void finish_row(const Problem& p, const Destination& to, int64_t row, int64_t panel,
-                                          const float* totals, float x_scale) {
+                                          int64_t panels, const float* totals, float x_scale) {
   constexpr int64_t L = S::kLanes;
   const auto scale = S::set1(x_scale);
-  typename S::F v[2] = {S::mul(S::load(totals), scale), S::mul(S::load(totals + L), scale)};
-  alignas(64) float values[2 * L];
-  int64_t col, count;  // of y
-  if (p.weight.is_gated) {
-    col = panel * L;
-    count = p.n_out - col < L ? p.n_out - col : L;
-    if (p.bias) {
-      v[0] = S::add(v[0], load_some<S>(p.bias.dtype, p.bias.data, col, count));
-      v[1] = S::add(v[1], load_some<S>(p.bias.dtype, p.bias.data, p.n_out + col, count));
-    }
-    auto y = S::mul(activate<S>(p.activation, v[0]), v[1]);
-    if (p.residual) y = S::add(y, load_some<S>(p.residual.dtype, p.residual.row_bytes_at(row), col, count));
-    S::store(values, y);
-  } else {
-    col = panel * 2 * L;
-    count = p.n_out - col < 2 * L ? p.n_out - col : 2 * L;
-    for (int i = 0; i < 2; ++i) {
-      auto y = v[i];
-      if (p.bias) y = S::add(y, load_some<S>(p.bias.dtype, p.bias.data, col + i * L, count - i * L));
-      y = activate<S>(p.activation, y);
-      if (p.residual) {
-        y = S::add(y,
-                   load_some<S>(p.residual.dtype, p.residual.row_bytes_at(row), col + i * L, count - i * L));
+  alignas(64) float values[kTotalsStride<S>];
+  const int64_t panel_cols = p.weight.is_gated ? L : 2 * L, col = panel * panel_cols;  // of y
+  const int64_t count = p.n_out - col < panels * panel_cols ? p.n_out - col : panels * panel_cols;
+  for (int64_t i = 0; i < count; i += L) {
+    typename S::F y;
+    if (p.weight.is_gated) {
+      auto gate = S::mul(S::load(totals + 2 * i), scale), up = S::mul(S::load(totals + 2 * i + L), scale);
+      if (p.bias) {
+        gate = S::add(gate, load_some<S>(p.bias.dtype, p.bias.data, col + i, count - i));
+        up = S::add(up, load_some<S>(p.bias.dtype, p.bias.data, p.n_out + col + i, count - i));
       }
-      S::store(values + i * L, y);
+      y = S::mul(activate<S>(p.activation, gate), up);
+    } else {
+      y = S::mul(S::load(totals + i), scale);
+      if (p.bias) y = S::add(y, load_some<S>(p.bias.dtype, p.bias.data, col + i, count - i));
+      y = activate<S>(p.activation, y);
     }
+    if (p.residual) {
+      y = S::add(y, load_some<S>(p.residual.dtype, p.residual.row_bytes_at(row), col + i, count - i));
+    }
+    S::store(values + i, y);
   }
   if (to.is_staged) {
     float* out = to.result + (row - to.first_row) * p.n_out + col;
@@ -184,25 +191,131 @@ QF_INLINE void finish_batch(const Problem& p, const Destination& to, int64_t row
   });
 }
 
-// Fetches the codes behind a segment, one share per tile of rows, while the segment is multiplied: it is used
-// so often that the hardware has long stopped to look ahead when the next one is wanted.
-struct NextCodes {
-  const uint8_t* at;
-  int64_t bytes_per_tile;
+// The scales of one group of k, for the columns of a tile.
+template <class S, int NP>
+struct PanelScales {
+  const float* first;
+  int64_t panel_stride;
 
-  QF_INLINE NextCodes(const uint8_t* segment, int64_t bytes, int64_t tiles)
-      : at(segment + bytes), bytes_per_tile(round_up(ceil_div(bytes, tiles), 64)) {}
-  QF_INLINE void fetch_share() {
-    for (const uint8_t* end = at + bytes_per_tile; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+  QF_INLINE PanelScales(const PackedView& packed, int64_t panel, int64_t group)
+      : first(packed.scales(panel) + group * 2 * S::kLanes),
+        panel_stride(packed.header->num_groups * 2 * S::kLanes) {}
+  QF_INLINE typename S::F at(int vector) const {
+    return S::load(first + vector / 2 * panel_stride + vector % 2 * S::kLanes);
   }
 };
 
-// Rows of a chunk: whole tiles, as many as fit the cache.
-QF_INLINE int64_t chunk_rows_for(int64_t tile_rows, int64_t k_padded, int x_bytes) {
-  const int64_t tile_bytes = tile_rows * k_padded * x_bytes;
-  int64_t tiles = tile_bytes > 0 ? kChunkBytes / tile_bytes : kMaxChunkRows;
-  if (tiles * tile_rows > kMaxChunkRows) tiles = kMaxChunkRows / tile_rows;
-  return (tiles < 1 ? 1 : tiles) * tile_rows;
+// Rows of a chunk: whole tiles, and about the same number in every chunk.
+QF_INLINE int64_t chunk_rows_for(int64_t rows, int64_t tile_rows) {
+  const int64_t tiles = ceil_div(rows, tile_rows), chunks = ceil_div(tiles, kMaxChunkRows / tile_rows);
+  return chunks == 0 ? tile_rows : ceil_div(tiles, chunks) * tile_rows;
+}
+
+// A batch of prepared rows: words of x as its kernel multiplies them, [segment][tile][step of k][rows of the
+// tile], so that what the tiles of a segment read is one stream.
+template <class Word>
+struct Batch {
+  const Problem& p;
+  const Plan& plan;
+  const Segment* segments;
+  int64_t num_segments;
+  const Word* x;
+  int64_t rows, tile_rows;
+  Destination to;
+};
+
+// What a batch does with a pair of panels (or one) is the work of its kernel:
+//
+//   Work::Dot                              of its tiles
+//   Work::kMaxSegment                      longest run of k in one segment
+//   load(panel, panels, segment, to)       the segment of w, decoded into `to`, or in place
+//   codes_at(panel, segment)               where its packed codes are
+//   code_bytes(k)                          of a panel
+//   add<MT, NP>(tile)                      totals += product of the tile, times the scale; = in segment 0
+//   finish(row, panel, panels, totals)     the epilogue
+template <class Word>
+struct TileOfWork {
+  const Word* x;
+  const Word* w;
+  int64_t w_stride;  // words from panel to panel
+  int64_t s;         // segment
+  int64_t row, panel;
+  float* totals;  // [row], kTotalsStride apart, [NP][2][lanes]
+  ShareAhead ahead;
+};
+
+// Rows [row0, row1) of a batch by panels [begin, end).
+template <class Work>
+__attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, int64_t row1, int64_t begin,
+                                              int64_t end) {
+  using Dot = typename Work::Dot;
+  using S = typename Dot::S;
+  using Word = typename Dot::Word;
+  constexpr int64_t kPanels = kMaxTilePanels<S>, kColumns = kPanels * 2 * S::kLanes;
+  alignas(64) Word decoded[Work::kMaxSegment / Dot::kPerWord * kColumns];
+  alignas(64) float totals[kMaxChunkRows * kTotalsStride<S>];
+  const auto& c = work.batch;
+  const int64_t rows = row1 - row0, tiles = ceil_div(rows, c.tile_rows);
+  const int64_t block_length = kBlockBytes * Dot::kPerWord / (rows * static_cast<int64_t>(sizeof(Word)));
+
+  for (int64_t first = begin; first < end; first += kGroupPanels<S>) {
+    const int64_t last = end - first < kGroupPanels<S> ? end : first + kGroupPanels<S>;
+    if (c.num_segments == 0) __builtin_memset(totals, 0, sizeof totals);  // k = 0; else the first segment does
+    for (int64_t s0 = 0, s1 = 0; s0 < c.num_segments; s0 = s1) {
+      for (s1 = s0 + 1; s1 < c.num_segments; ++s1) {
+        if (c.segments[s1].end - c.segments[s0].begin > block_length) break;
+      }
+      for (int64_t panel = first; panel < last; panel += kPanels) {
+        const int64_t panels = last - panel < kPanels ? last - panel : kPanels;
+        for (int64_t s = s0; s < s1; ++s) {
+          const Segment& segment = c.segments[s];
+          const int64_t steps = (segment.end - segment.begin) / Dot::kPerWord;
+          const int64_t code_bytes = work.code_bytes(segment.end - segment.begin);
+          TileOfWork<Word> tile = {};
+          tile.s = s, tile.panel = panel;
+          tile.w = work.load(panel, panels, segment, decoded, tile.w_stride);
+          const uint8_t* next = s + 1 < s1                ? work.codes_at(panel, c.segments[s + 1])
+                                : panel + kPanels < last ? work.codes_at(panel + kPanels, c.segments[s0])
+                                : s1 < c.num_segments    ? work.codes_at(first, c.segments[s1])
+                                                         : work.codes_at(last, c.segments[0]);
+          tile.ahead = {next, c.p.packed.panel_code_bytes(), ceil_div(code_bytes, steps * tiles)};
+          for (int64_t row = row0; row < row1; row += c.tile_rows) {
+            const int64_t count = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
+            tile.x = c.x + segment.begin / Dot::kPerWord * c.rows + row * steps;
+            tile.row = row;
+            tile.totals = totals + (row - row0) * kTotalsStride<S> + (panel - first) * 2 * S::kLanes;
+            choose_tile_rows(
+                count, [&](auto mt) __attribute__((always_inline)) {
+                  if (kPanels == 2 && panels == 2) {
+                    work.template add<mt.value, kPanels>(tile);
+                  } else {
+                    work.template add<mt.value, 1>(tile);
+                  }
+                });
+            tile.ahead.at += tile.ahead.step * steps;
+          }
+        }
+      }
+    }
+    for (int64_t row = row0; row < row1; ++row) {
+      work.finish(row, first, last - first, totals + (row - row0) * kTotalsStride<S>);
+    }
+  }
+}
+
+// All rows of a batch by all panels: threads divide the panels of every chunk of rows.
+template <class Work>
+QF_INLINE void multiply_batch(const Work& work) {
+  const auto& c = work.batch;
+  const int64_t chunk_rows = chunk_rows_for(c.rows, c.tile_rows), panels = c.plan.num_panels;
+  parallel_ranges(ceil_div(c.rows, chunk_rows) * panels, 1, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t row0 = begin / panels * chunk_rows, panel = begin % panels;
+      const int64_t count = panels - panel < end - begin ? panels - panel : end - begin;
+      multiply_chunk(work, row0, row0 + chunk_rows < c.rows ? row0 + chunk_rows : c.rows, panel, panel + count);
+      begin += count;
+    }
+  });
 }
 
 }  // namespace quantfuse::linear

@@ -53,9 +53,9 @@ struct Plan {
   QF_INLINE explicit Plan(const Problem& p) {
     is_stream = p.m <= kMaxStreamRows;
     const int64_t num_batches = ceil_div(p.m, kMaxBatch);
-    batch = is_stream ? stream_rows(p.m) : round_up(ceil_div(p.m, num_batches), kMaxTileRows<S>);
+    batch = is_stream ? stream_rows(p.m) : round_up(ceil_div(p.m, num_batches), kMaxTileRows);
     units = ceil_div(p.k, kUnitColumns);
-    const int64_t parts = is_stream ? units : units * ceil_div(batch, kMaxTileRows<S>);
+    const int64_t parts = is_stream ? units : units * ceil_div(batch, kMaxTileRows);
     max_threads = parts < kMaxThreads ? parts : kMaxThreads;
     // In the hands of all threads: a stream's share is rounded up to units, a tile's is one unit at least.
     const int64_t tile_units = units > max_threads ? units : max_threads;
@@ -202,7 +202,7 @@ struct Batch {
 
   QF_INLINE Batch(int64_t begin, int64_t end, float* packed_dy)
       : m0(begin), rows(end - begin), packed(packed_dy) {
-    tile_rows = tile_rows_for<S>(rows);
+    tile_rows = tile_rows_for(rows);
     num_tiles = ceil_div(rows, tile_rows);
   }
   QF_INLINE int64_t rows_of(int64_t tile) const {
@@ -245,20 +245,19 @@ QF_INLINE void decode_block(WeightColumns<S, Format>& w, int64_t n0, int64_t cou
   }
 }
 
-template <class S, int MT>
-void add_tile(const float* dy, const float* w, int64_t count, float* sums) {
-  FloatTile<S, MT> tile;
-#pragma GCC unroll 16
-  for (int m = 0; m < MT; ++m) {
-    tile.acc[m][0] = S::load(sums + 2 * m * S::kLanes),
-    tile.acc[m][1] = S::load(sums + (2 * m + 1) * S::kLanes);
-  }
-  tile.add(dy, w, count);
-#pragma GCC unroll 16
-  for (int m = 0; m < MT; ++m) {
-    S::store(sums + 2 * m * S::kLanes, tile.acc[m][0]),
-        S::store(sums + (2 * m + 1) * S::kLanes, tile.acc[m][1]);
-  }
+// sums [row][2][lanes] of NP panels += the product of a tile of dy and these panels of the block.
+template <class S, int MT, int NP>
+__attribute__((noinline)) void add_tile(const float* dy, const float* w, int64_t count, float* sums,
+                                        int64_t panel_sums) {
+  constexpr int64_t L = S::kLanes;
+  Tile<FloatDot<S>, MT, NP> tile;
+  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+    sum = S::load(sums + v / 2 * panel_sums + (m * 2 + v % 2) * L);
+  });
+  tile.add(dy, w, count * 2 * L, count, NothingAhead{});
+  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+    S::store(sums + v / 2 * panel_sums + (m * 2 + v % 2) * L, sum);
+  });
 }
 
 // Columns [begin, end) of tiles [first, last) of a batch.
@@ -272,13 +271,18 @@ void multiply_slice(const Problem& p, const Batch<S>& batch, int64_t first, int6
   for (int64_t n0 = 0; n0 < p.n; n0 += kBlockRows) {
     const int64_t count = p.n - n0 < kBlockRows ? p.n - n0 : kBlockRows;
     decode_block(w, n0, count, scratch.block);
-    for (int64_t panel = 0; panel < w.num_panels(); ++panel) {
+    for (int64_t panel = 0; panel < w.num_panels(); panel += kMaxTilePanels<S>) {
       const float* block = scratch.block + panel * count * 2 * S::kLanes;
       for (int64_t tile = first; tile < last; ++tile) {
         float* sums = scratch.sums + panel * panel_sums + tile * batch.tile_rows * row_sums;
-        choose_tile_rows<S>(
+        choose_tile_rows(
             batch.rows_of(tile), [&](auto rows) __attribute__((always_inline)) {
-              add_tile<S, rows.value>(batch.tile(tile, p.n) + n0 * rows.value, block, count, sums);
+              const float* dy = batch.tile(tile, p.n) + n0 * rows.value;
+              if (w.num_panels() - panel >= kMaxTilePanels<S>) {
+                add_tile<S, rows.value, kMaxTilePanels<S>>(dy, block, count, sums, panel_sums);
+              } else {
+                add_tile<S, rows.value, 1>(dy, block, count, sums, panel_sums);
+              }
             });
       }
     }

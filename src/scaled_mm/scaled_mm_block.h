@@ -6,7 +6,8 @@
 //
 //   Panels(batch, block)   columns of every panel
 //   begin(chunk)           clear the totals
-//   add(s, i, b)           totals of panel i += every tile of the chunk times b, its packed segment s
+//   add<NP>(s, i, b)       totals of NP panels from i on += every tile of the chunk times b, their packed
+//                          segments s
 //   finish()               write the chunk's rows of c
 #pragma once
 
@@ -71,15 +72,21 @@ struct Chunk {
 template <class S, class Panels, qf_format Format>
 __attribute__((noinline)) void multiply_segments(const Batch& batch, const Block& block) {
   constexpr int64_t L = S::kLanes;
-  alignas(64) uint32_t packed[kMaxPackedLength / 4 * 2 * L];
+  alignas(64) int32_t packed[kMaxPackedLength / 4 * 2 * L];
   Panels panels(batch, block);
   for (int64_t row0 = block.row0; row0 < block.row1; row0 += batch.chunk_rows) {
     panels.begin({row0, row0 + batch.chunk_rows < block.row1 ? row0 + batch.chunk_rows : block.row1});
     for (int64_t s = 0; s < batch.plan.num_segments; ++s) {
       const Segment& segment = batch.segments[s];
-      uint32_t* b = block.kept ? block.kept + segment.word * block.panels * 2 * L : packed;
+      int32_t* b = block.kept ? block.kept + segment.word * block.panels * 2 * L : packed;
       if (!block.kept || row0 == block.row0) pack_segment<S, Format>(batch.p, block, segment, b);
-      for (int64_t i = 0; i < block.panels; ++i) panels.add(s, i, b + i * segment.words * 2 * L);
+      int64_t i = 0;
+      for (; i + kMaxTilePanels<S> <= block.panels; i += kMaxTilePanels<S>) {
+        panels.template add<kMaxTilePanels<S>>(s, i, b + i * segment.words * 2 * L);
+      }
+      if constexpr (kMaxTilePanels<S> > 1) {
+        if (i < block.panels) panels.template add<1>(s, i, b + i * segment.words * 2 * L);
+      }
     }
     panels.finish();
   }

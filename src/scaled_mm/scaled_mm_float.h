@@ -2,7 +2,7 @@
 //
 // The product of FP8 codes in float32: x86 has no FP8 arithmetic, and every FP8 number is a float32.
 //
-//   b  packed codes --decode--> 16 KB of floats in L1 --fma with tiles of 12 (6) rows--> * scales --> totals
+//   b  packed codes --decode--> 32 KB (8 KB) of floats in L1 --fma with tiles of 6 rows--> * scales --> totals
 //
 // A sum is one fma chain per segment of at most 128 k, times the scales, added to the total: the same bits
 // for every m.
@@ -16,7 +16,7 @@ namespace quantfuse::scaled_mm {
 inline constexpr int64_t kFloatSegment = 128;
 // By qf_order. Fewer rows than 96 do not pay for decoding a panel; with long k, more leave the L2 cache and
 // gain nothing.
-constexpr Blocking kFloatBlocking[] = {{1, kFloatSegment, 1, 96, 192}, {1, kFloatSegment, 8, 96, 96}};
+constexpr Blocking kFloatBlocking[] = {{1, kFloatSegment, 4, 96, 192}, {1, kFloatSegment, 8, 96, 96}};
 
 QF_INLINE Requirements accepts_float(const Problem& p) {
   Requirements r;
@@ -28,7 +28,7 @@ template <class S>
 __attribute__((noinline)) void prepare_float_tile(const Batch& batch, int64_t row) {
   const Problem& p = batch.p;
   const int64_t rows = batch.rows_of_tile(row);
-  alignas(64) float values[kMaxTileRows<S>][kFloatSegment];
+  alignas(64) float values[kMaxTileRows][kFloatSegment];
   for (int64_t s = 0; s < batch.plan.num_segments; ++s) {
     const Segment& segment = batch.segments[s];
     for (int64_t i = 0; i < rows; ++i) {
@@ -50,17 +50,18 @@ __attribute__((noinline)) void prepare_float_tile(const Batch& batch, int64_t ro
 }
 
 // totals += the product of a tile and a segment of b, scaled.
-template <class S, int MT>
-__attribute__((noinline)) void add_float_tile(const Columns<S>& columns, const float* a, const float* b,
-                                              int64_t k, const float* a_scales, float* totals) {
+template <class S, int MT, int NP>
+__attribute__((noinline)) void add_float_tile(const Columns<S>* columns, const float* a, const float* b,
+                                              int64_t b_stride, int64_t k, const float* a_scales, float* totals,
+                                              int64_t panel_totals) {
   constexpr int64_t L = S::kLanes;
-  FloatTile<S, MT> tile;
+  Tile<FloatDot<S>, MT, NP> tile;
   tile.clear();
-  tile.add(a, b, k);
-  unrolled<2 * MT>([&](auto i) __attribute__((always_inline)) {
-    constexpr int m = i / 2, half = i % 2;
-    const auto scale = S::mul(S::load(columns.scale + half * L), S::set1(a_scales[m]));
-    S::store(totals + i * L, S::fma(tile.acc[m][half], scale, S::load(totals + i * L)));
+  tile.add(a, b, b_stride, k, NothingAhead{});
+  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+    float* total = totals + v / 2 * panel_totals + (m * 2 + v % 2) * L;
+    const auto scale = S::mul(S::load(columns[v / 2].scale + v % 2 * L), S::set1(a_scales[m]));
+    S::store(total, S::fma(sum, scale, S::load(total)));
   });
 }
 
@@ -77,17 +78,22 @@ class FloatPanels {
     __builtin_memset(totals_, 0, static_cast<size_t>(panels_ * (chunk.row1 - chunk.row0) * 2 * L * 4));
   }
 
-  QF_INLINE void add(int64_t s, int64_t i, const uint32_t* b) {
+  template <int NP>
+  QF_INLINE void add(int64_t s, int64_t i, const int32_t* b) {
     const Segment& segment = batch_.segments[s];
-    alignas(64) float decoded[kFloatSegment * 2 * L];
-    decode_panel<S, Format>(reinterpret_cast<const uint8_t*>(b), nullptr, 4 * segment.words, decoded);
-    columns_[i].load_scales(p_, segment.b_group);
+    alignas(64) float decoded[NP * kFloatSegment * 2 * L];
+    const int64_t stride = 4 * segment.words * 2 * L;
+    for (int q = 0; q < NP; ++q) {
+      const auto* codes = reinterpret_cast<const uint8_t*>(b + q * segment.words * 2 * L);
+      decode_panel<FloatDecoder<S, Format>, false>(codes, nullptr, 4 * segment.words, decoded + q * stride);
+      columns_[i + q].load_scales(p_, segment.b_group);
+    }
     for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {
       const auto* a = reinterpret_cast<const float*>(batch_.tile_at(segment, row, segment.count));
-      choose_tile_rows<S>(
+      choose_tile_rows(
           batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
-            add_float_tile<S, mt.value>(columns_[i], a, decoded, segment.count, batch_.scales_at(s) + row,
-                                        totals_ + at(i, row));
+            add_float_tile<S, mt.value, NP>(columns_ + i, a, decoded, stride, segment.count,
+                                            batch_.scales_at(s) + row, totals_ + at(i, row), at(1, chunk_.row0));
           });
     }
   }

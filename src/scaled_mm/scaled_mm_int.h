@@ -15,10 +15,11 @@
 
 namespace quantfuse::scaled_mm {
 
-// 512 k of a panel are 16 KB (8 KB with AVX2), a third of an L1 cache; 512 * (128 + 255)^2 is far below 2^31.
+// 512 k of a tile's panels are 32 KB (8 KB with AVX2), two thirds of an L1 cache; 512 * (128 + 255)^2 is far
+// below 2^31.
 inline constexpr int64_t kIntSegment = 512;
 // By qf_order. Fewer rows than 96 do not pay for packing a panel.
-constexpr Blocking kIntBlocking[] = {{4, kIntSegment, 1, 96, 192}, {4, 256, 8, 96, 96}};
+constexpr Blocking kIntBlocking[] = {{4, kIntSegment, 4, 96, 192}, {4, 256, 8, 96, 96}};
 
 // Zero points up to which sums of floating results are known not to overflow: those of codes from -128 to
 // 255.
@@ -81,8 +82,8 @@ template <class S>
 __attribute__((noinline)) void prepare_int_tile(const Batch& batch, int64_t row) {
   const Problem& p = batch.p;
   const int64_t rows = batch.rows_of_tile(row);
-  alignas(64) int8_t bytes[kMaxTileRows<S>][kIntSegment];
-  uint32_t totals[kMaxTileRows<S>] = {};
+  alignas(64) int8_t bytes[kMaxTileRows][kIntSegment];
+  uint32_t totals[kMaxTileRows] = {};
   for (int64_t s = 0; s < batch.plan.num_segments; ++s) {
     const Segment& segment = batch.segments[s];
     for (int64_t i = 0; i < rows; ++i) {
@@ -117,7 +118,7 @@ struct IntColumns : Columns<S> {
   }
   // sum b - count * zb = sum u - offset * padding - count * (offset + zb): the last word is padded with the
   // code 0.
-  QF_INLINE void add_sums(const uint32_t* packed, int64_t count, int32_t offset) {
+  QF_INLINE void add_sums(const int32_t* packed, int64_t count, int32_t offset) {
     const int64_t words = ceil_div(count, 4), padding = 4 * words - count;
     const auto ones = S::set1(0x01010101);
     for (int half = 0; half < 2; ++half) {
@@ -161,41 +162,37 @@ QF_INLINE void finish_int_row(const Problem& p, const IntColumns<S>& columns, in
 }
 
 // totals += the product of a tile and a packed segment.
-template <class S, int MT>
-__attribute__((noinline)) void add_int_tile(const int32_t* a, const uint32_t* b, int64_t words,
-                                            int32_t* totals) {
+template <class S, int MT, int NP>
+__attribute__((noinline)) void add_int_tile(const int32_t* a, const int32_t* b, int64_t words, int32_t* totals,
+                                            int64_t panel_totals) {
   constexpr int64_t L = S::kLanes;
-  IntTile<S, MT> tile;
-  unrolled<2 * MT>([&](auto i) __attribute__((always_inline)) {
-    tile.acc[i / 2][i % 2] = S::sums(S::load_i(totals + i * L));
+  Tile<ByteDot<S>, MT, NP> tile;
+  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+    sum = S::sums(S::load_i(totals + v / 2 * panel_totals + (m * 2 + v % 2) * L));
   });
-  tile.add(a, b, words);
-  unrolled<2 * MT>([&](auto i) __attribute__((always_inline)) {
-    S::store_i(totals + i * L, S::ints(tile.acc[i / 2][i % 2]));
+  tile.add(a, b, words * 2 * L, words, NothingAhead{});
+  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+    S::store_i(totals + v / 2 * panel_totals + (m * 2 + v % 2) * L, S::ints(sum));
   });
 }
 
 // The same without zero points and scaled. `row`: the tile's first in c; a_sums, a_scales: of its rows.
-template <class S, int MT>
-__attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntColumns<S>& columns,
-                                                   int64_t row, const int32_t* a, const uint32_t* b,
-                                                   int64_t words, const int32_t* a_sums,
-                                                   const float* a_scales, float* totals) {
+template <class S, int MT, int NP>
+__attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntColumns<S>* columns, int64_t row,
+                                                   const int32_t* a, const int32_t* b, int64_t words,
+                                                   const int32_t* a_sums, const float* a_scales, float* totals,
+                                                   int64_t panel_totals) {
   constexpr int64_t L = S::kLanes;
-  IntTile<S, MT> tile;
+  Tile<ByteDot<S>, MT, NP> tile;
   tile.clear();
-  tile.add(a, b, words);
-#pragma GCC unroll 16
-  for (int m = 0; m < MT; ++m) {
-    const int32_t a_zero = p.a_zero_at(row + m);
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      float* total = totals + (m * 2 + half) * L;
-      const auto sum = subtract_zeros<S>(p, columns, half, a_zero, a_sums[m], S::ints(tile.acc[m][half]));
-      const auto scale = S::mul(S::load(columns.scale + half * L), S::set1(a_scales[m]));
-      S::store(total, S::fma(S::to_float(sum), scale, S::load(total)));
-    }
-  }
+  tile.add(a, b, words * 2 * L, words, NothingAhead{});
+  tile.each([&](auto& acc, auto m, auto v) __attribute__((always_inline)) {
+    const IntColumns<S>& panel = columns[v / 2];
+    float* total = totals + v / 2 * panel_totals + (m * 2 + v % 2) * L;
+    const auto sum = subtract_zeros<S>(p, panel, v % 2, p.a_zero_at(row + m), a_sums[m], S::ints(acc));
+    const auto scale = S::mul(S::load(panel.scale + v % 2 * L), S::set1(a_scales[m]));
+    S::store(total, S::fma(S::to_float(sum), scale, S::load(total)));
+  });
 }
 
 template <class S>
@@ -212,21 +209,24 @@ class IntPanels {
     for (int64_t i = 0; i < panels_; ++i) columns_[i].clear();
   }
 
-  QF_INLINE void add(int64_t s, int64_t i, const uint32_t* b) {
+  template <int NP>
+  QF_INLINE void add(int64_t s, int64_t i, const int32_t* b) {
     const Segment& segment = batch_.segments[s];
-    IntColumns<S>& columns = columns_[i];
-    if (!is_int_) columns.clear(), columns.load_scales(p_, segment.b_group);
-    if (p_.a_zero) columns.add_sums(b, segment.count, code_offset(p_.b_format));
+    IntColumns<S>* columns = columns_ + i;
+    for (int q = 0; q < NP; ++q) {
+      if (!is_int_) columns[q].clear(), columns[q].load_scales(p_, segment.b_group);
+      if (p_.a_zero) columns[q].add_sums(b + q * segment.words * 2 * L, segment.count, code_offset(p_.b_format));
+    }
     for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {
       const int32_t* a = batch_.tile_at(segment, row, segment.words);
-      choose_tile_rows<S>(
+      choose_tile_rows(
           batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
             if (is_int_) {
-              add_int_tile<S, mt.value>(a, b, segment.words, totals_.ints + at(i, row));
+              add_int_tile<S, mt.value, NP>(a, b, segment.words, totals_.ints + at(i, row), at(1, chunk_.row0));
             } else {
-              add_scaled_int_tile<S, mt.value>(p_, columns, batch_.first_row + row, a, b, segment.words,
-                                               batch_.sums_at(s) + row, batch_.scales_at(s) + row,
-                                               totals_.floats + at(i, row));
+              add_scaled_int_tile<S, mt.value, NP>(p_, columns, batch_.first_row + row, a, b, segment.words,
+                                                   batch_.sums_at(s) + row, batch_.scales_at(s) + row,
+                                                   totals_.floats + at(i, row), at(1, chunk_.row0));
             }
           });
     }

@@ -50,14 +50,14 @@ QF_INLINE typename S::I spread_low_nibbles(typename S::I word) {
 
 // Writes whole blocks: `out` has room for the segment rounded up to 8 * lanes of k.
 template <class S, qf_format Format>
-QF_INLINE void pack_rows(const Problem& p, int64_t panel, const Segment& segment, uint32_t* out) {
+QF_INLINE void pack_rows(const Problem& p, int64_t panel, const Segment& segment, int32_t* out) {
   constexpr int64_t L = S::kLanes;
   constexpr int64_t kPerBlock = Format == QF_INT4 ? 8 * L : 4 * L;  // codes of a row that fill a vector
   const auto flip = S::set1(sign_bits(Format));
   const bool is_whole_bytes = Format != QF_INT4 || segment.begin % 2 == 0;
   for (int64_t half = 0; half < 2; ++half) {
     const int64_t col = (panel * 2 + half) * L, columns = p.n - col;
-    uint32_t* to = out + half * L;
+    int32_t* to = out + half * L;
     for (int64_t k = 0; k < segment.count; k += kPerBlock) {
       typename S::I r[L];
       if (columns >= L && k + kPerBlock <= segment.count && is_whole_bytes) {
@@ -134,7 +134,7 @@ struct GroupRows {
 };
 
 template <class S, qf_format Format>
-QF_INLINE void pack_columns(const Problem& p, const Block& block, const Segment& segment, uint32_t* out) {
+QF_INLINE void pack_columns(const Problem& p, const Block& block, const Segment& segment, int32_t* out) {
   constexpr int64_t L = S::kLanes;
   const int64_t stride = segment.words * 2 * L;  // of panels in out
   const GroupRows<S, Format> b(p, block, segment);
@@ -162,9 +162,11 @@ QF_INLINE void pack_columns(const Problem& p, const Block& block, const Segment&
 
 template <class S, qf_format Format>
 __attribute__((noinline)) void pack_segment(const Problem& p, const Block& block, const Segment& segment,
-                                            uint32_t* out) {
+                                            int32_t* out) {
   if (p.b_order == QF_KN) return pack_columns<S, Format>(p, block, segment, out);
-  pack_rows<S, Format>(p, block.panel, segment, out);  // groups of one
+  for (int64_t i = 0; i < block.panels; ++i) {
+    pack_rows<S, Format>(p, block.panel + i, segment, out + i * segment.words * 2 * S::kLanes);
+  }
 }
 
 }  // namespace quantfuse::scaled_mm

@@ -8,15 +8,12 @@
 // (scaled_mm_block.h).
 //
 //   prepared a   [segment][tile][words or numbers of the segment][rows of the tile]: read as one stream
-//   packed b     [words of the segment][2][lanes]: what cpu/tile.h multiplies, 16 KB that stay in L1
+//   packed b     [words of the segment][2][lanes]: what cpu/tile.h multiplies, up to 32 KB that stay in L1
 //
-// b as [n, k]: a block is one panel by a chunk of rows whose prepared a stays in L2. b is packed again for
-// every chunk, because a packed copy in memory would cost more traffic than b itself: 3 times its bytes
-// (write, the read that a write implies, read), where packing costs a tenth of a chunk's arithmetic.
-//
-// b as [k, n]: a row of b is a page of memory or more, and going from row to row costs a look-up of the page.
-// So a block is 8 panels by all rows, and where those are several chunks, the packed group is kept for the
-// next ones.
+// A block is a group of panels by all rows (or by a part of them where there are too few groups for all
+// threads), in chunks of rows whose prepared a stays in L2. Where there are several chunks, the packed group
+// is kept for the next ones. Of b as [k, n], groups are wider: a row of b is a page of memory or more, and
+// going from row to row costs a look-up of the page.
 #pragma once
 
 #include "cpu/output.h"
@@ -47,6 +44,9 @@ struct Blocking {
 inline constexpr int64_t kMaxGroup = 8;
 inline constexpr int64_t kMaxPackedLength = 8 * 256;  // group * segment
 inline constexpr int64_t kMaxTotalRows = 8 * 96;      // group * max_rows
+// Threads for which the workspace has room to keep a packed group. With more of them, groups are packed again
+// for every chunk.
+inline constexpr int64_t kMaxKeepers = 64;
 
 inline constexpr int64_t kChunkBytes = 768 << 10;  // of prepared a: an L2 cache of 1.25 MB holds it beside b
 inline constexpr int64_t kPreparedBytes = 32 << 20;   // of prepared a in the workspace
@@ -81,10 +81,9 @@ struct Plan {
   int64_t batch_rows;                                    // rows prepared at a time
   int64_t tile_rows, chunk_rows;                         // of a full batch
   int64_t segments, a, scales, sums, kept, total_bytes;  // offsets in the workspace
+  int64_t kept_words;                                    // of all kept groups
 
-  QF_INLINE bool has_kept_groups(const Problem& p) const {
-    return p.b_order == QF_KN && batch_rows > chunk_rows;
-  }
+  QF_INLINE bool has_kept_groups() const { return batch_rows > chunk_rows; }
 };
 
 // Rows of a chunk: whole tiles, as many as fit the cache, and about the same number in every chunk.
@@ -105,7 +104,7 @@ QF_INLINE Plan make_plan(const Problem& p, const Blocking& blocking) {
   int64_t rows = kPreparedBytes / (plan.row_units * 4 + 1);
   rows = rows < blocking.max_rows ? blocking.max_rows : rows;
   plan.batch_rows = p.m < rows ? p.m : rows;
-  plan.tile_rows = tile_rows_for<S>(plan.batch_rows);
+  plan.tile_rows = tile_rows_for(plan.batch_rows);
   plan.chunk_rows = chunk_rows_for(plan, blocking, plan.batch_rows, plan.tile_rows);
 
   int64_t offset = 0;
@@ -118,9 +117,9 @@ QF_INLINE Plan make_plan(const Problem& p, const Blocking& blocking) {
   plan.a = reserve(plan.batch_rows * plan.row_units * 4);
   plan.scales = reserve(plan.batch_rows * plan.num_segments * 4);
   plan.sums = reserve(plan.batch_rows * (plan.num_segments + 1) * 4);
-  // Room for all panels, though each thread uses that of its first group alone: how many threads there will
-  // be is unknown.
-  plan.kept = reserve(plan.has_kept_groups(p) ? plan.num_panels * plan.row_words * 2 * S::kLanes * 4 : 0);
+  const int64_t groups = ceil_div(plan.num_panels, blocking.group);
+  plan.kept_words = (groups < kMaxKeepers ? groups : kMaxKeepers) * blocking.group * plan.row_words * 2 * S::kLanes;
+  plan.kept = reserve(plan.has_kept_groups() ? plan.kept_words * 4 : 0);
   plan.total_bytes = offset;
   return plan;
 }
@@ -151,7 +150,7 @@ struct Batch {
 struct Block {
   int64_t row0, row1;
   int64_t panel, panels;
-  uint32_t* kept;  // where the packed group is kept from chunk to chunk, or null
+  int32_t* kept;  // where the packed group is kept from chunk to chunk, or null
 };
 
 // Runs every batch: prepare(batch, first row of a tile) for all tiles, then multiply(batch, block) for all
@@ -170,7 +169,7 @@ QF_INLINE void run_batches(const Problem& p, const Blocking& blocking, const Lau
                  reinterpret_cast<int32_t*>(workspace + plan.a),
                  reinterpret_cast<float*>(workspace + plan.scales),
                  reinterpret_cast<int32_t*>(workspace + plan.sums)};
-  auto* kept = reinterpret_cast<uint32_t*>(workspace + plan.kept);
+  auto* kept = reinterpret_cast<int32_t*>(workspace + plan.kept);
 
   // Groups: smaller ones where there would be too few for all threads.
   const int64_t threads = num_threads(), share = plan.num_panels / threads;
@@ -179,7 +178,7 @@ QF_INLINE void run_batches(const Problem& p, const Blocking& blocking, const Lau
 
   for (int64_t first_row = 0; first_row < p.m; first_row += plan.batch_rows) {
     const int64_t rows = p.m - first_row < plan.batch_rows ? p.m - first_row : plan.batch_rows;
-    const int64_t tile_rows = tile_rows_for<S>(rows);
+    const int64_t tile_rows = tile_rows_for(rows);
     const int64_t chunk_rows = chunk_rows_for(plan, blocking, rows, tile_rows);
     batch.first_row = first_row, batch.rows = rows;
     batch.tile_rows = tile_rows, batch.chunk_rows = chunk_rows;
@@ -188,24 +187,26 @@ QF_INLINE void run_batches(const Problem& p, const Blocking& blocking, const Lau
                       for (int64_t tile = begin; tile < end; ++tile) prepare(batch, tile * tile_rows);
                     });
 
-    // Row parts of a block: chunks, or all rows unless there are too few groups for all threads.
+    // A block has all rows, unless there are too few groups for all threads.
     const int64_t chunks = ceil_div(rows, chunk_rows), wanted = ceil_div(threads, groups);
-    const int64_t parts = p.b_order == QF_NK || chunks < wanted ? chunks : wanted;
+    const int64_t parts = chunks < wanted ? chunks : wanted;
     const int64_t part_rows = ceil_div(chunks, parts) * chunk_rows;
-    const bool is_kept = plan.has_kept_groups(p) && parts == 1;
     const int64_t block_products = (rows < part_rows ? rows : part_rows) * group * 2 * S::kLanes * (p.k + 1);
-    parallel_ranges(
-        ceil_div(rows, part_rows) * groups, ceil_div(kMinPartProducts, block_products),
-        [&](int64_t begin, int64_t end) {
-          const int64_t first_panel = begin % groups * group;
-          for (int64_t item = begin; item < end; ++item) {
-            const int64_t row0 = item / groups * part_rows, panel = item % groups * group;
-            const int64_t row1 = rows - row0 < part_rows ? rows : row0 + part_rows;
-            const int64_t panels = plan.num_panels - panel < group ? plan.num_panels - panel : group;
-            multiply(batch, Block{row0, row1, panel, panels,
-                                  is_kept ? kept + first_panel * plan.row_words * 2 * S::kLanes : nullptr});
-          }
-        });
+    const int64_t blocks = ceil_div(rows, part_rows) * groups, grain = ceil_div(kMinPartProducts, block_products);
+    const int64_t workers = threads < ceil_div(blocks, grain) ? threads : ceil_div(blocks, grain);
+    const int64_t group_words = group * plan.row_words * 2 * S::kLanes;
+    const bool is_kept = plan.has_kept_groups() && workers * group_words <= plan.kept_words;
+    parallel_ranges(workers, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t worker = begin; worker < end; ++worker) {
+        int32_t* to_keep = is_kept ? kept + worker * group_words : nullptr;
+        for (int64_t i = blocks * worker / workers; i < blocks * (worker + 1) / workers; ++i) {
+          const int64_t row0 = i / groups * part_rows, panel = i % groups * group;
+          const int64_t row1 = rows - row0 < part_rows ? rows : row0 + part_rows;
+          const int64_t panels = plan.num_panels - panel < group ? plan.num_panels - panel : group;
+          multiply(batch, Block{row0, row1, panel, panels, to_keep});
+        }
+      }
+    });
   }
 }
 

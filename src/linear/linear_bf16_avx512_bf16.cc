@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Any weight format times BF16 activations by dot products of BF16 pairs, at twice the rate of float32: see
+// linear_float.h. Every code, less its integer zero point, is a BF16 number, so nothing is rounded on the way
+// to the products, which are exact in float32.
+//
+// A word of x and of w is two k. Which two is what a mask finds in a packed word of codes: of 8 consecutive k
+// (0, 2), (1, 3), (4, 6) and (5, 7).
+#include "cpu/simd_avx512_bf16.h"
+#include "linear/linear_float.h"
+
+namespace quantfuse::linear_bf16_avx512_bf16 {
+using linear::Problem;
+namespace {
+
+using S = Avx512Bf16;
+constexpr int kFirstOfPair[4] = {0, 1, 4, 5};  // the other is 2 further on
+
+struct Bf16Dot {
+  using S = Avx512Bf16;
+  using Word = int32_t;
+  using Sum = S::F;
+  static constexpr int kPerWord = 2;
+
+  QF_INLINE static S::I load(const int32_t* w) { return S::load_i(w); }
+  QF_INLINE static void store(int32_t* w, S::I v) { S::store_i(w, v); }
+  QF_INLINE static Sum add(Sum sum, S::I w, S::I x) { return S::dot2(sum, w, x); }
+};
+
+constexpr uint16_t bf16_of(float value) { return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, value) >> 16); }
+
+// BF16 values of the 4-bit codes, twice: an index has 5 bits, and the uppermost belongs to another code.
+struct Table {
+  alignas(64) uint16_t values[32];
+  constexpr explicit Table(const float (&of)[16]) : values() {
+    for (int i = 0; i < 32; ++i) values[i] = bf16_of(of[i % 16]);
+  }
+};
+constexpr Table kInt4Table(kInt4Values), kFp4Table(kFp4Values);
+
+struct Bf16Arithmetic {
+  using S = Avx512Bf16;
+  using Dot = Bf16Dot;
+
+  template <qf_format Format>
+  struct Decoder : PanelDecoder<S, Format> {
+    using Base = PanelDecoder<S, Format>;
+    using Dot = Bf16Dot;
+    static constexpr int kSteps = Base::kPerWord / 2;
+    S::I bf16_table = S::load_i(Format == QF_FP4_E2M1 ? kFp4Table.values : kInt4Table.values);
+
+    template <int Step, bool HasZeros>
+    QF_INLINE S::I step(S::I word, S::F zero) const {
+      constexpr int kFirst = kFirstOfPair[Step];
+      if constexpr (Base::kIs4Bit && !HasZeros) {
+        constexpr int kShift = kFirst < 4 ? 8 * kFirst : 8 * (kFirst - 4) + 4;  // as in PanelDecoder
+        return S::lookup_u16(bf16_table, kShift == 0 ? word : S::shr<kShift>(word));
+      } else {
+        auto low = this->template value<kFirst>(word), high = this->template value<kFirst + 2>(word);
+        if constexpr (HasZeros) low = S::sub(low, zero), high = S::sub(high, zero);
+        return S::or_(S::shr<16>(S::bits(low)), S::and_(S::bits(high), S::set1(static_cast<int32_t>(0xffff0000u))));
+      }
+    }
+  };
+
+  QF_INLINE static void prepare_tile(const linear::Batch<int32_t>& c, int64_t row, int64_t rows, float*, void*,
+                                     int32_t* x) {
+    const int32_t* k_map = c.p.packed.k_map();
+    for (int64_t i = 0; i < rows; ++i) {
+      const auto* from = c.p.x.row<const uint16_t>(c.to.first_row + row + i);
+      for (int64_t s = 0; s < c.num_segments; ++s) {
+        const int64_t begin = c.segments[s].begin, length = c.segments[s].end - begin;
+        uint16_t run[linear::kFloatSegment] = {};
+        if (k_map) {
+          for (int64_t k = 0; k < length; ++k) run[k] = k_map[begin + k] < 0 ? 0 : from[k_map[begin + k]];
+        } else {
+          const int64_t count = c.p.k - begin < length ? c.p.k - begin : length;
+          __builtin_memcpy(run, from + begin, static_cast<size_t>(count) * 2);
+        }
+        int32_t* out = x + begin / 2 * c.rows + row * (length / 2) + i;
+        for (int64_t k = 0; k < length; k += 8) {
+          for (const int first : kFirstOfPair) {
+            *out = static_cast<int32_t>(run[k + first] | static_cast<uint32_t>(run[k + first + 2]) << 16);
+            out += rows;
+          }
+        }
+      }
+    }
+  }
+};
+
+Verdict accepts(const Problem& p) {
+  const linear::PackedHeader* h = p.packed.header;
+  const bool has_float_zeros = h ? h->has_float_zeros : p.weight.zero.dtype == DType::f32;
+  return linear::packed_for(p, S::kLanes)
+      .require(!p.has_act_quant(), "the activations are quantized")
+      .require(p.x.dtype == DType::bf16, "the activations are not BF16")
+      .require(!has_float_zeros, "the weight's zero points are not integers");
+}
+
+size_t workspace_bytes(const Problem& p) {
+  return static_cast<size_t>(linear::make_float_plan<Bf16Arithmetic>(p).total_bytes);
+}
+
+void launch(const Problem& p, const Launch& launch) { linear::launch_float<Bf16Arithmetic>(p, launch); }
+
+}  // namespace
+
+extern const Kernel<Problem> entry = {"linear_bf16_avx512_bf16", Target::avx512_bf16, accepts, workspace_bytes,
+                                      launch};
+
+}  // namespace quantfuse::linear_bf16_avx512_bf16
