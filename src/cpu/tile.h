@@ -57,15 +57,15 @@ struct NothingAhead {
   QF_INLINE void fetch(const void*, int64_t) {}
 };
 
-// How far ahead codes are fetched that come from memory and are used once.
-inline constexpr int64_t kBytesAhead = 2048;
+// How far ahead codes are fetched that come from memory and are used once: from all panels of a tile together.
+inline constexpr int64_t kBytesAhead = 8192;
 
 // The lines that each panel will come to: for a single tile, whose w comes from memory.
 struct StreamAhead {
   template <int NP, class Word>
   QF_INLINE void fetch(const Word* w, int64_t panel_stride) {
     unrolled<NP>([&](auto q) __attribute__((always_inline)) {
-      const auto* at = reinterpret_cast<const char*>(w + q * panel_stride) + kBytesAhead;
+      const auto* at = reinterpret_cast<const char*>(w + q * panel_stride) + kBytesAhead / NP;
       __builtin_prefetch(at);
       __builtin_prefetch(at + 64);
     });
