@@ -52,15 +52,21 @@ std::vector<std::string> cells_of(const Row& row) {
                          : fmt::format("{:.2f}", value);
   };
   const bool has_work = row.flops > 0;
+  std::string compared;
+  if (row.baseline) {
+    compared = fmt::format("{:.2f}x {}", row.baseline->timing.us / row.timing.us, row.baseline->name);
+  }
+  if (row.plain) {
+    const double cost = 100 * (row.timing.us / row.plain->us - 1);
+    compared += fmt::format("{}epilogue {:+.1f}%", compared.empty() ? "" : "; ", cost);
+  }
   return {row.label(),
           row.kernel,
           number(row.timing.us),
           has_work ? number(row.flops / row.timing.us / 1e3) : "",
           has_work ? number(row.bytes / row.timing.us / 1e3) : "",
           row.limit_us > 0 ? fmt::format("{:.0f}%", 100 * row.limit_us / row.timing.us) : "",
-          row.baseline
-              ? fmt::format("{:.2f}x {}", row.baseline->timing.us / row.timing.us, row.baseline->name)
-              : ""};
+          compared};
 }
 
 void print_machine(const Machine& machine) {

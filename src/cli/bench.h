@@ -39,6 +39,7 @@ struct Row {
   int copies = 1;
   std::optional<BaselineTiming> baseline;  // the quickest of those that do the same work
   std::vector<BaselineTiming> baselines;   // all that were measured
+  std::optional<Timing> plain;             // of the same product without its bias, activation and residual
 
   std::string label() const { return op + " " + scheme + (scheme.empty() ? "" : " ") + name; }
 };

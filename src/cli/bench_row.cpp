@@ -69,6 +69,16 @@ std::vector<NamedContender> prepare_baselines(const Spec& spec, const Baselines&
   return prepared;
 }
 
+// The same product without its epilogue, or null where it has none.
+cases::CasePtr plain_case_of(const Spec& spec) {
+  const auto* s = std::get_if<cases::LinearSpec>(&spec);
+  if (!s || s->weight.is_gated || (s->activation == QF_IDENTITY && !s->has_bias && !s->has_residual)) return nullptr;
+  cases::LinearSpec plain = *s;
+  plain.activation = QF_IDENTITY;
+  plain.has_bias = plain.has_residual = plain.has_residual_in_y = false;
+  return case_from_spec(plain);
+}
+
 void check_status(qf_status status) {
   if (status != QF_OK) throw std::runtime_error(qf_last_error());
 }
@@ -131,6 +141,8 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
     row.copies = copies_beyond_cache(c->bytes, machine.cache_bytes);
     c->make(machine.device, /*seed=*/1, row.copies);
     const char* kernel = row.kernel.c_str();
+    const cases::CasePtr plain = plain_case_of(spec);
+    if (plain) plain->make(machine.device, /*seed=*/1, row.copies);
     if (machine.device.type == QF_CPU) {
       size_t num_compared = 0;
       std::vector<NamedContender> others;
@@ -138,16 +150,23 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
       std::vector<Contender> contenders = {
           {[&](int copy) { check_status(c->run(kernel, copy, nullptr)); }, row.copies}};
       for (NamedContender& other : others) contenders.push_back(std::move(other.contender));
+      if (plain) contenders.push_back({[&](int copy) { check_status(plain->run(kernel, copy, nullptr)); }, row.copies});
       const std::vector<Timing> timings = measure_in_turns(std::move(contenders), options.seconds);
       row.timing = timings[0];
       for (size_t i = 0; i < others.size(); ++i) {
         row.baselines.push_back({others[i].name, timings[i + 1]});
         if (i + 1 == num_compared) row.baseline = *quickest(row.baselines);
       }
+      if (plain) row.plain = timings.back();
     } else {
       row.timing = measure_on_gpu(
           machine.device.id, [&](int copy, void* stream) { check_status(c->run(kernel, copy, stream)); },
           row.copies, options.seconds);
+      if (plain) {
+        row.plain = measure_on_gpu(
+            machine.device.id, [&](int copy, void* stream) { check_status(plain->run(kernel, copy, stream)); },
+            row.copies, options.seconds);
+      }
     }
   }
 
@@ -172,6 +191,7 @@ Json row_json(const Row& row) {
   json["baseline"] = row.baseline ? Json(row.baseline->name) : Json();
   json["baseline_us"] = row.baseline ? Json(row.baseline->timing.us) : Json();
   json["speedup"] = row.baseline ? Json(row.baseline->timing.us / row.timing.us) : Json();
+  json["plain_us"] = row.plain ? Json(row.plain->us) : Json();
   json["bytes"] = static_cast<int64_t>(row.bytes);
   json["limit_us"] = row.limit_us > 0 ? Json(row.limit_us) : Json();
   json["samples"] = row.timing.samples;
