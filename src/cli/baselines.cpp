@@ -181,7 +181,8 @@ std::vector<NamedContender> Baselines::prepare(Arithmetic arithmetic, const Shap
   return prepared;
 }
 
-std::vector<BaselineTiming> Baselines::measure(Arithmetic arithmetic, const Shape& shape, double seconds) const {
+std::vector<BaselineTiming> Baselines::measure(Arithmetic arithmetic, const Shape& shape,
+                                               double seconds) const {
   const std::vector<NamedContender> prepared = prepare(arithmetic, shape);
   std::vector<Contender> contenders;
   for (const NamedContender& p : prepared) contenders.push_back(p.contender);

@@ -47,7 +47,7 @@ Json row_json(const Row&);
 
 struct RowOptions {
   double seconds = 0.3;
-  std::string kernel;              // "": the selected one
+  std::string kernel;                    // "": the selected one
   const Baselines* baselines = nullptr;  // null: none
 };
 // Throws std::runtime_error with the library's words where no kernel accepts or the run fails.

@@ -56,7 +56,8 @@ std::optional<Comparison> comparison_of(const Spec& spec) {
 }
 
 // Those that the row is compared with come first; their number goes to num_compared.
-std::vector<NamedContender> prepare_baselines(const Spec& spec, const Baselines& baselines, size_t& num_compared) {
+std::vector<NamedContender> prepare_baselines(const Spec& spec, const Baselines& baselines,
+                                              size_t& num_compared) {
   const std::optional<Comparison> comparison = comparison_of(spec);
   if (!comparison) return {};
   auto prepared = baselines.prepare(comparison->arithmetic, comparison->shape);
@@ -72,7 +73,8 @@ std::vector<NamedContender> prepare_baselines(const Spec& spec, const Baselines&
 // The same product without its epilogue, or null where it has none.
 cases::CasePtr plain_case_of(const Spec& spec) {
   const auto* s = std::get_if<cases::LinearSpec>(&spec);
-  if (!s || s->weight.is_gated || (s->activation == QF_IDENTITY && !s->has_bias && !s->has_residual)) return nullptr;
+  if (!s || s->weight.is_gated || (s->activation == QF_IDENTITY && !s->has_bias && !s->has_residual))
+    return nullptr;
   cases::LinearSpec plain = *s;
   plain.activation = QF_IDENTITY;
   plain.has_bias = plain.has_residual = plain.has_residual_in_y = false;
@@ -150,7 +152,9 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
       std::vector<Contender> contenders = {
           {[&](int copy) { check_status(c->run(kernel, copy, nullptr)); }, row.copies}};
       for (NamedContender& other : others) contenders.push_back(std::move(other.contender));
-      if (plain) contenders.push_back({[&](int copy) { check_status(plain->run(kernel, copy, nullptr)); }, row.copies});
+      if (plain)
+        contenders.push_back(
+            {[&](int copy) { check_status(plain->run(kernel, copy, nullptr)); }, row.copies});
       const std::vector<Timing> timings = measure_in_turns(std::move(contenders), options.seconds);
       row.timing = timings[0];
       for (size_t i = 0; i < others.size(); ++i) {
@@ -164,8 +168,9 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
           row.copies, options.seconds);
       if (plain) {
         row.plain = measure_on_gpu(
-            machine.device.id, [&](int copy, void* stream) { check_status(plain->run(kernel, copy, stream)); },
-            row.copies, options.seconds);
+            machine.device.id,
+            [&](int copy, void* stream) { check_status(plain->run(kernel, copy, stream)); }, row.copies,
+            options.seconds);
       }
     }
   }

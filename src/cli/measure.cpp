@@ -48,11 +48,13 @@ class Sampler {
     const auto start = Clock::now();
     int calls = 0;
     for (; calls < 2 || (calls < 4096 && seconds_since(start) < 0.05); ++calls) next();
-    calls_per_sample_ = std::max(1, static_cast<int>(std::ceil(kClockResolution * calls / seconds_since(start))));
+    calls_per_sample_ =
+        std::max(1, static_cast<int>(std::ceil(kClockResolution * calls / seconds_since(start))));
   }
   // 1 / turns of all samples.
   void take_turn(double seconds, size_t turns) {
-    const size_t least = us_.size() + kMinSamples / turns, least_slow = us_.size() + kMinSlowSamples / turns + 1;
+    const size_t least = us_.size() + kMinSamples / turns,
+                 least_slow = us_.size() + kMinSlowSamples / turns + 1;
     for (const auto start = Clock::now(); us_.size() < kMaxSamples;) {
       const double elapsed = seconds_since(start) * static_cast<double>(turns);
       if (us_.size() >= least && elapsed >= seconds) break;

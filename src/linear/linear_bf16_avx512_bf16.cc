@@ -27,7 +27,9 @@ struct Bf16Dot {
   QF_INLINE static Sum add(Sum sum, S::I w, S::I x) { return S::dot2(sum, w, x); }
 };
 
-constexpr uint16_t bf16_of(float value) { return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, value) >> 16); }
+constexpr uint16_t bf16_of(float value) {
+  return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, value) >> 16);
+}
 
 // BF16 values of the 4-bit codes, twice: an index has 5 bits, and the uppermost belongs to another code.
 struct Table {
@@ -58,13 +60,14 @@ struct Bf16Arithmetic {
       } else {
         auto low = this->template value<kFirst>(word), high = this->template value<kFirst + 2>(word);
         if constexpr (HasZeros) low = S::sub(low, zero), high = S::sub(high, zero);
-        return S::or_(S::shr<16>(S::bits(low)), S::and_(S::bits(high), S::set1(static_cast<int32_t>(0xffff0000u))));
+        return S::or_(S::shr<16>(S::bits(low)),
+                      S::and_(S::bits(high), S::set1(static_cast<int32_t>(0xffff0000u))));
       }
     }
   };
 
-  QF_INLINE static void prepare_tile(const linear::Batch<int32_t>& c, int64_t row, int64_t rows, float*, void*,
-                                     int32_t* x) {
+  QF_INLINE static void prepare_tile(const linear::Batch<int32_t>& c, int64_t row, int64_t rows, float*,
+                                     void*, int32_t* x) {
     const int32_t* k_map = c.p.packed.k_map();
     for (int64_t i = 0; i < rows; ++i) {
       const auto* from = c.p.x.row<const uint16_t>(c.to.first_row + row + i);
@@ -106,7 +109,7 @@ void launch(const Problem& p, const Launch& launch) { linear::launch_float<Bf16A
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_bf16_avx512_bf16", Target::avx512_bf16, accepts, workspace_bytes,
-                                      launch};
+extern const Kernel<Problem> entry = {"linear_bf16_avx512_bf16", Target::avx512_bf16, accepts,
+                                      workspace_bytes, launch};
 
 }  // namespace quantfuse::linear_bf16_avx512_bf16

@@ -51,7 +51,8 @@ QF_INLINE void load_input(const Problem& p, int64_t r, int64_t k, int64_t n, con
 
 // v[i] = x[r, begin + i] up to `end`.
 template <class S>
-QF_INLINE void load_inputs(const Problem& p, int64_t r, int64_t begin, int64_t end, const float* scales, float* v) {
+QF_INLINE void load_inputs(const Problem& p, int64_t r, int64_t begin, int64_t end, const float* scales,
+                           float* v) {
   for (int64_t k = begin; k < end;) {
     int64_t run_end = k + kInputRun < end ? k + kInputRun : end;
     if (p.has_act_quant()) {
@@ -95,8 +96,8 @@ struct FloatArithmetic {
   template <qf_format Format>
   using Decoder = FloatDecoder<S, Format>;
 
-  QF_INLINE static void prepare_tile(const Batch<float>& c, int64_t row, int64_t rows, float* scales, void* ordered,
-                                     float* x) {
+  QF_INLINE static void prepare_tile(const Batch<float>& c, int64_t row, int64_t rows, float* scales,
+                                     void* ordered, float* x) {
     prepare_float_tile<S>(c, row, rows, scales, static_cast<float*>(ordered), x);
   }
 };
@@ -185,7 +186,8 @@ QF_INLINE void multiply_direct(const Batch<typename A::Dot::Word>& c, int64_t be
 
 // totals += the product of a tile, times the scale.
 template <class Dot, int MT, int NP>
-__attribute__((noinline)) void add_tile(const Batch<typename Dot::Word>& c, const TileOfWork<typename Dot::Word>& t) {
+__attribute__((noinline)) void add_tile(const Batch<typename Dot::Word>& c,
+                                        const TileOfWork<typename Dot::Word>& t) {
   using S = typename Dot::S;
   const Segment& segment = c.segments[t.s];
   Tile<Dot, MT, NP> tile;
@@ -209,15 +211,19 @@ struct FloatWork {
   QF_INLINE const uint8_t* codes_at(int64_t panel, const Segment& segment) const {
     return batch.p.packed.codes(panel) + code_bytes(segment.begin);
   }
-  QF_INLINE static int64_t code_bytes(int64_t k) { return k / PanelDecoder<S, Format>::kPerWord * 8 * S::kLanes; }
+  QF_INLINE static int64_t code_bytes(int64_t k) {
+    return k / PanelDecoder<S, Format>::kPerWord * 8 * S::kLanes;
+  }
 
   QF_INLINE const Word* load(int64_t panel, int64_t panels, const Segment& segment, Word* decoded,
                              int64_t& stride) const {
     const int64_t k = segment.end - segment.begin;
     stride = k / Dot::kPerWord * 2 * S::kLanes;
     for (int64_t q = 0; q < panels; ++q) {
-      const float* zeros = HasZeros ? batch.p.packed.zeros(panel + q) + segment.group * 2 * S::kLanes : nullptr;
-      decode_panel<typename A::template Decoder<Format>, HasZeros>(codes_at(panel + q, segment), zeros, k, decoded + q * stride);
+      const float* zeros =
+          HasZeros ? batch.p.packed.zeros(panel + q) + segment.group * 2 * S::kLanes : nullptr;
+      decode_panel<typename A::template Decoder<Format>, HasZeros>(codes_at(panel + q, segment), zeros, k,
+                                                                   decoded + q * stride);
     }
     return decoded;
   }
@@ -235,9 +241,8 @@ struct FloatWork {
 template <class A, qf_format Format, bool HasZeros>
 QF_INLINE void multiply_float(const Batch<typename A::Dot::Word>& c) {
   if (c.rows > kDirectRows) return multiply_batch(FloatWork<A, Format, HasZeros>{c});
-  parallel_ranges(c.plan.num_panels, 1, [&](int64_t begin, int64_t end) {
-    multiply_direct<A, Format, HasZeros>(c, begin, end);
-  });
+  parallel_ranges(c.plan.num_panels, 1,
+                  [&](int64_t begin, int64_t end) { multiply_direct<A, Format, HasZeros>(c, begin, end); });
 }
 
 template <class A>

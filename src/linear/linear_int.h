@@ -132,7 +132,8 @@ struct IntWork {
     }
     const int64_t k = segment.end - segment.begin;
     stride = k / 4 * 2 * L;
-    for (int64_t q = 0; q < panels; ++q) spread_nibbles<S>(codes_at(panel + q, segment), k, decoded + q * stride);
+    for (int64_t q = 0; q < panels; ++q)
+      spread_nibbles<S>(codes_at(panel + q, segment), k, decoded + q * stride);
     return decoded;
   }
 
@@ -186,7 +187,8 @@ struct IntWork {
   }
 
   QF_INLINE void finish(int64_t row, int64_t panel, int64_t panels, const float* totals) const {
-    const float x_scale = batch.plan.act_groups == 1 ? batch.scales[row] : 1.0f;  // there is none where k is 0
+    const float x_scale =
+        batch.plan.act_groups == 1 ? batch.scales[row] : 1.0f;  // there is none where k is 0
     alignas(64) float values[kTotalsStride<S>];
     if (batch.has_int_totals) {
       const auto* sums = reinterpret_cast<const int32_t*>(totals);
@@ -206,7 +208,8 @@ struct IntWork {
 
 // Low nibbles are the first 4 k of a word, high ones the next 4.
 template <class S, int MT>
-__attribute__((noinline)) void add_nibble_tile(const IntWork<S, QF_INT4>& work, const TileOfWork<int32_t>& t) {
+__attribute__((noinline)) void add_nibble_tile(const IntWork<S, QF_INT4>& work,
+                                               const TileOfWork<int32_t>& t) {
   constexpr int64_t L = S::kLanes;
   const Segment& segment = work.batch.segments[t.s];
   const uint8_t* w = work.codes_at(t.panel, segment);
@@ -274,8 +277,10 @@ QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
     const int64_t tile_rows = rows <= kDirectRows ? rows : tile_rows_for(rows);
     const Destination to = {p.out.is_quantized() && !p.out.is_static,
                             reinterpret_cast<float*>(workspace + plan.result), first_row};
-    const bool has_int_totals = plan.num_groups == 1 && plan.act_groups == 1 && plan.k_padded <= kMaxIntLength;
-    const IntBatch batch = {{p, plan, segments, num_segments, x, rows, tile_rows, to}, scales, sums, has_int_totals};
+    const bool has_int_totals =
+        plan.num_groups == 1 && plan.act_groups == 1 && plan.k_padded <= kMaxIntLength;
+    const IntBatch batch = {
+        {p, plan, segments, num_segments, x, rows, tile_rows, to}, scales, sums, has_int_totals};
     parallel_ranges(rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t first = row / tile_rows * tile_rows,

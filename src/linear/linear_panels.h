@@ -31,9 +31,9 @@ struct Segment {
 // Rows up to which codes are decoded in registers, for one tile; with more rows a decoded segment is shared
 // from L1.
 inline constexpr int64_t kDirectRows = 4;
-inline constexpr int64_t kMaxChunkRows = 192;  // decoding is then a twentieth of the work, or less
-inline constexpr int64_t kTilesOfPanels = 2;   // their totals: 2 x 192 rows x 64 floats, 96 KB
-inline constexpr int64_t kBlockBytes = 768 * 1024;           // of prepared x: an L2 cache of 1.25 MB holds it beside w
+inline constexpr int64_t kMaxChunkRows = 192;       // decoding is then a twentieth of the work, or less
+inline constexpr int64_t kTilesOfPanels = 2;        // their totals: 2 x 192 rows x 64 floats, 96 KB
+inline constexpr int64_t kBlockBytes = 768 * 1024;  // of prepared x: an L2 cache of 1.25 MB holds it beside w
 inline constexpr int64_t kPreparedBytes = 32 * 1024 * 1024;  // of prepared x in the workspace
 
 // Sizes of a call and its workspace. XBytes is the size of one prepared number.
@@ -140,7 +140,7 @@ QF_INLINE const float* input_scales(const Problem& p, int64_t r, float* scales) 
 
 // Panels that go through the epilogue together, and so the distance between rows of totals.
 template <class S>
-inline constexpr int64_t kGroupPanels = kTilesOfPanels * kMaxTilePanels<S>;
+inline constexpr int64_t kGroupPanels = kTilesOfPanels* kMaxTilePanels<S>;
 template <class S>
 inline constexpr int64_t kTotalsStride = kGroupPanels<S> * 2 * S::kLanes;
 
@@ -260,7 +260,8 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
 
   for (int64_t first = begin; first < end; first += kGroupPanels<S>) {
     const int64_t last = end - first < kGroupPanels<S> ? end : first + kGroupPanels<S>;
-    if (c.num_segments == 0) __builtin_memset(totals, 0, sizeof totals);  // k = 0; else the first segment does
+    if (c.num_segments == 0)
+      __builtin_memset(totals, 0, sizeof totals);  // k = 0; else the first segment does
     for (int64_t s0 = 0, s1 = 0; s0 < c.num_segments; s0 = s1) {
       for (s1 = s0 + 1; s1 < c.num_segments; ++s1) {
         if (c.segments[s1].end - c.segments[s0].begin > block_length) break;
@@ -274,7 +275,7 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
           TileOfWork<Word> tile = {};
           tile.s = s, tile.panel = panel;
           tile.w = work.load(panel, panels, segment, decoded, tile.w_stride);
-          const uint8_t* next = s + 1 < s1                ? work.codes_at(panel, c.segments[s + 1])
+          const uint8_t* next = s + 1 < s1               ? work.codes_at(panel, c.segments[s + 1])
                                 : panel + kPanels < last ? work.codes_at(panel + kPanels, c.segments[s0])
                                 : s1 < c.num_segments    ? work.codes_at(first, c.segments[s1])
                                                          : work.codes_at(last, c.segments[0]);
@@ -312,7 +313,8 @@ QF_INLINE void multiply_batch(const Work& work) {
     while (begin < end) {
       const int64_t row0 = begin / panels * chunk_rows, panel = begin % panels;
       const int64_t count = panels - panel < end - begin ? panels - panel : end - begin;
-      multiply_chunk(work, row0, row0 + chunk_rows < c.rows ? row0 + chunk_rows : c.rows, panel, panel + count);
+      multiply_chunk(work, row0, row0 + chunk_rows < c.rows ? row0 + chunk_rows : c.rows, panel,
+                     panel + count);
       begin += count;
     }
   });

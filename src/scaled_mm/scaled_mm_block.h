@@ -84,7 +84,7 @@ __attribute__((noinline)) void multiply_segments(const Batch& batch, const Block
       for (; i + kMaxTilePanels<S> <= block.panels; i += kMaxTilePanels<S>) {
         panels.template add<kMaxTilePanels<S>>(s, i, b + i * segment.words * 2 * L);
       }
-      if constexpr (kMaxTilePanels<S> > 1) {
+      if constexpr (kMaxTilePanels < S >> 1) {
         if (i < block.panels) panels.template add<1>(s, i, b + i * segment.words * 2 * L);
       }
     }

@@ -52,8 +52,8 @@ __attribute__((noinline)) void prepare_float_tile(const Batch& batch, int64_t ro
 // totals += the product of a tile and a segment of b, scaled.
 template <class S, int MT, int NP>
 __attribute__((noinline)) void add_float_tile(const Columns<S>* columns, const float* a, const float* b,
-                                              int64_t b_stride, int64_t k, const float* a_scales, float* totals,
-                                              int64_t panel_totals) {
+                                              int64_t b_stride, int64_t k, const float* a_scales,
+                                              float* totals, int64_t panel_totals) {
   constexpr int64_t L = S::kLanes;
   Tile<FloatDot<S>, MT, NP> tile;
   tile.clear();
@@ -93,7 +93,8 @@ class FloatPanels {
       choose_tile_rows(
           batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
             add_float_tile<S, mt.value, NP>(columns_ + i, a, decoded, stride, segment.count,
-                                            batch_.scales_at(s) + row, totals_ + at(i, row), at(1, chunk_.row0));
+                                            batch_.scales_at(s) + row, totals_ + at(i, row),
+                                            at(1, chunk_.row0));
           });
     }
   }

@@ -163,8 +163,8 @@ QF_INLINE void finish_int_row(const Problem& p, const IntColumns<S>& columns, in
 
 // totals += the product of a tile and a packed segment.
 template <class S, int MT, int NP>
-__attribute__((noinline)) void add_int_tile(const int32_t* a, const int32_t* b, int64_t words, int32_t* totals,
-                                            int64_t panel_totals) {
+__attribute__((noinline)) void add_int_tile(const int32_t* a, const int32_t* b, int64_t words,
+                                            int32_t* totals, int64_t panel_totals) {
   constexpr int64_t L = S::kLanes;
   Tile<ByteDot<S>, MT, NP> tile;
   tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
@@ -178,9 +178,10 @@ __attribute__((noinline)) void add_int_tile(const int32_t* a, const int32_t* b, 
 
 // The same without zero points and scaled. `row`: the tile's first in c; a_sums, a_scales: of its rows.
 template <class S, int MT, int NP>
-__attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntColumns<S>* columns, int64_t row,
-                                                   const int32_t* a, const int32_t* b, int64_t words,
-                                                   const int32_t* a_sums, const float* a_scales, float* totals,
+__attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntColumns<S>* columns,
+                                                   int64_t row, const int32_t* a, const int32_t* b,
+                                                   int64_t words, const int32_t* a_sums,
+                                                   const float* a_scales, float* totals,
                                                    int64_t panel_totals) {
   constexpr int64_t L = S::kLanes;
   Tile<ByteDot<S>, MT, NP> tile;
@@ -215,14 +216,16 @@ class IntPanels {
     IntColumns<S>* columns = columns_ + i;
     for (int q = 0; q < NP; ++q) {
       if (!is_int_) columns[q].clear(), columns[q].load_scales(p_, segment.b_group);
-      if (p_.a_zero) columns[q].add_sums(b + q * segment.words * 2 * L, segment.count, code_offset(p_.b_format));
+      if (p_.a_zero)
+        columns[q].add_sums(b + q * segment.words * 2 * L, segment.count, code_offset(p_.b_format));
     }
     for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {
       const int32_t* a = batch_.tile_at(segment, row, segment.words);
       choose_tile_rows(
           batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
             if (is_int_) {
-              add_int_tile<S, mt.value, NP>(a, b, segment.words, totals_.ints + at(i, row), at(1, chunk_.row0));
+              add_int_tile<S, mt.value, NP>(a, b, segment.words, totals_.ints + at(i, row),
+                                            at(1, chunk_.row0));
             } else {
               add_scaled_int_tile<S, mt.value, NP>(p_, columns, batch_.first_row + row, a, b, segment.words,
                                                    batch_.sums_at(s) + row, batch_.scales_at(s) + row,

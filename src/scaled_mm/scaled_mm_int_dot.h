@@ -49,7 +49,8 @@ QF_INLINE void dot_rows(const DotCall& c, int64_t col, typename S::Sums* partial
     typename S::I w[NR];
     unrolled<NR>([&](auto i) __attribute__((always_inline)) {
       w[i] = S::xor_(S::load_i(from + i * stride), flip);
-      __builtin_prefetch(from + (i + NR) * stride);  // for the next call: rows are too short to look ahead along k
+      __builtin_prefetch(from +
+                         (i + NR) * stride);  // for the next call: rows are too short to look ahead along k
     });
     unrolled<MT * NR>([&](auto i) __attribute__((always_inline)) {
       acc[i] = S::dot4(acc[i], w[i % NR], S::load_i(a + i / NR * c.stride));

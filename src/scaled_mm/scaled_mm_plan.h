@@ -118,7 +118,8 @@ QF_INLINE Plan make_plan(const Problem& p, const Blocking& blocking) {
   plan.scales = reserve(plan.batch_rows * plan.num_segments * 4);
   plan.sums = reserve(plan.batch_rows * (plan.num_segments + 1) * 4);
   const int64_t groups = ceil_div(plan.num_panels, blocking.group);
-  plan.kept_words = (groups < kMaxKeepers ? groups : kMaxKeepers) * blocking.group * plan.row_words * 2 * S::kLanes;
+  plan.kept_words =
+      (groups < kMaxKeepers ? groups : kMaxKeepers) * blocking.group * plan.row_words * 2 * S::kLanes;
   plan.kept = reserve(plan.has_kept_groups() ? plan.kept_words * 4 : 0);
   plan.total_bytes = offset;
   return plan;
@@ -192,7 +193,8 @@ QF_INLINE void run_batches(const Problem& p, const Blocking& blocking, const Lau
     const int64_t parts = chunks < wanted ? chunks : wanted;
     const int64_t part_rows = ceil_div(chunks, parts) * chunk_rows;
     const int64_t block_products = (rows < part_rows ? rows : part_rows) * group * 2 * S::kLanes * (p.k + 1);
-    const int64_t blocks = ceil_div(rows, part_rows) * groups, grain = ceil_div(kMinPartProducts, block_products);
+    const int64_t blocks = ceil_div(rows, part_rows) * groups,
+                  grain = ceil_div(kMinPartProducts, block_products);
     const int64_t workers = threads < ceil_div(blocks, grain) ? threads : ceil_div(blocks, grain);
     const int64_t group_words = group * plan.row_words * 2 * S::kLanes;
     const bool is_kept = plan.has_kept_groups() && workers * group_words <= plan.kept_words;
