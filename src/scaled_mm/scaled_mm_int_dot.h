@@ -47,17 +47,18 @@ QF_INLINE void dot_rows(const DotCall& c, int64_t col, typename S::Sums* partial
   typename S::Sums acc[MT * NR] = {};
   auto add = [&](const char* from, int64_t stride, const int8_t* a) __attribute__((always_inline)) {
     typename S::I w[NR];
-    unrolled<NR>([&](auto i) __attribute__((always_inline)) {
-      w[i] = S::xor_(S::load_i(from + i * stride), flip);
-      __builtin_prefetch(from +
-                         (i + NR) * stride);  // for the next call: rows are too short to look ahead along k
-    });
+    unrolled<NR>([&](auto i)
+                     __attribute__((always_inline)) { w[i] = S::xor_(S::load_i(from + i * stride), flip); });
     unrolled<MT * NR>([&](auto i) __attribute__((always_inline)) {
       acc[i] = S::dot4(acc[i], w[i % NR], S::load_i(a + i / NR * c.stride));
     });
   };
   int64_t k = 0;
-  for (; k + kVector <= p.k; k += kVector) add(b + k, p.b.row_stride, c.a + k);
+  for (; k + kVector <= p.k; k += kVector) {
+    // Rows are too short to look ahead along k: what is fetched are the next rows.
+    for (int i = NR; i < 2 * NR; ++i) __builtin_prefetch(b + k + i * p.b.row_stride);
+    add(b + k, p.b.row_stride, c.a + k);
+  }
   if (k < p.k) {
     alignas(64) char edge[NR * kVector] = {};
     for (int i = 0; i < NR; ++i) {
