@@ -2,7 +2,7 @@
 //
 // The product of FP8 codes in float32: x86 has no FP8 arithmetic, and every FP8 number is a float32.
 //
-//   b  packed codes --decode--> 32 KB (8 KB) of floats in L1 --fma with tiles of 6 rows--> * scales --> totals
+//   b  packed codes --decode--> 32 KB (8 KB) of floats in L1 --fma, tiles of 6 rows--> * scales --> totals
 //
 // A sum is one fma chain per segment of at most 128 k, times the scales, added to the total: the same bits
 // for every m.
