@@ -57,7 +57,8 @@ struct NothingAhead {
   QF_INLINE void fetch(const void*, int64_t) {}
 };
 
-// How far ahead codes are fetched that come from memory and are used once: from all panels of a tile together.
+// How far ahead codes are fetched that come from memory and are used once: of all panels of a tile
+// together.
 inline constexpr int64_t kBytesAhead = 8192;
 
 // The lines that each panel will come to: for a single tile, whose w comes from memory.
