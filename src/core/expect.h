@@ -18,6 +18,7 @@
 
 #include "core/dtype.h"
 #include "core/error.h"
+#include "formats/numbers.h"
 
 namespace quantfuse {
 
@@ -44,12 +45,12 @@ struct Matrix {
   int64_t row_stride = 0;  // elements
   DType dtype = DType::other;
 
-  explicit operator bool() const { return dtype != DType::other; }
+  QF_HD explicit operator bool() const { return dtype != DType::other; }
   template <class T>
-  T* row(int64_t r) const {
+  QF_HD T* row(int64_t r) const {
     return static_cast<T*>(data) + r * row_stride;
   }
-  char* row_bytes_at(int64_t r) const {
+  QF_HD char* row_bytes_at(int64_t r) const {
     return static_cast<char*>(data) + r * row_stride * dtype_bytes(dtype);
   }
 };
@@ -60,9 +61,9 @@ struct Vector {
   int64_t size = 0;
   DType dtype = DType::other;
 
-  explicit operator bool() const { return dtype != DType::other; }
+  QF_HD explicit operator bool() const { return dtype != DType::other; }
   template <class T>
-  T* as() const {
+  QF_HD T* as() const {
     return static_cast<T*>(data);
   }
 };

@@ -15,7 +15,7 @@ struct Output {
   int64_t group = 1;  // columns that share a dynamic scale; resolved, at least 1
   Matrix scale;       // static: [1, 1], read; dynamic: [m, ceil(n / group)], written
 
-  bool is_quantized() const { return format != QF_FORMAT_NONE; }
+  QF_HD bool is_quantized() const { return format != QF_FORMAT_NONE; }
 };
 
 struct OutputArgs {

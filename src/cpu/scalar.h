@@ -1,37 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the reference kernels share: one number of a checked view at a time, and the output of a row as
-// written in the formula. Scalar and for baseline code only; the vector kernels have cpu/output.h.
+// What the reference kernels share: activation functions, and the output of a row as written in the
+// formula. Scalar and for baseline code only; the vector kernels have cpu/output.h.
 #pragma once
 
 #include <cmath>
 
+#include "core/element.h"
 #include "core/output.h"
 #include "formats/codes.h"
 
 namespace quantfuse {
-
-// Element i of a row or a vector of type f32, f16 or bf16.
-QF_HD float float_at(const void* row, DType dtype, int64_t i) {
-  switch (dtype) {
-    case DType::f32: return static_cast<const float*>(row)[i];
-    case DType::f16: return to_float(static_cast<const f16*>(row)[i]);
-    default: return to_float(static_cast<const bf16*>(row)[i]);
-  }
-}
-QF_HD float float_at(const Matrix& x, int64_t r, int64_t c) {
-  return float_at(x.row_bytes_at(r), x.dtype, c);
-}
-QF_HD float float_at(const Vector& x, int64_t i) { return float_at(x.data, x.dtype, i); }
-
-// Rounds `value` to the matrix's type.
-QF_HD void set_float(const Matrix& x, int64_t r, int64_t c, float value) {
-  switch (x.dtype) {
-    case DType::f32: return from_float(value, x.row<float>(r)[c]);
-    case DType::f16: return from_float(value, x.row<f16>(r)[c]);
-    default: return from_float(value, x.row<bf16>(r)[c]);
-  }
-}
 
 inline double activate_scalar(qf_activation kind, double x) {
   constexpr double kSqrtHalf = 0.70710678118654752440, kSqrtTwoOverPi = 0.79788456080286535588;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors of AVX-512 with the dot product of BF16 pairs. A type of its own: what is compiled for it must not be
-// linked into a kernel for a CPU without the instruction.
+// Vectors of AVX-512 with the dot product of BF16 pairs. A type of its own: what is compiled for it must not
+// be linked into a kernel for a CPU without the instruction.
 #pragma once
 
 #include "cpu/simd_avx512.h"

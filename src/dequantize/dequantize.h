@@ -23,7 +23,7 @@ struct Problem {
   qf_block block;  // whole dimensions resolved: never 0
   int64_t rows, cols;
 
-  int64_t col_blocks() const { return scale.cols; }
+  QF_HD int64_t col_blocks() const { return scale.cols; }
 };
 
 // One number of the scale and zero tensors, `block` counting over both dimensions.

@@ -38,7 +38,8 @@ Problem Op::parse(const Args& a, Arguments& arg) {
                   (p.residual.dtype == p.out.y.dtype && p.residual.row_stride == p.out.y.row_stride),
               "residual shares y's memory with another type or stride");
 
-  if (arg.device().type == QF_CPU) {
+  p.device = arg.device();
+  if (p.device.type == QF_CPU) {
     const PackedCheck check = view_packed(p.weight);
     p.packed = check.view;
     p.not_packed_reason = check.reason;

@@ -27,9 +27,10 @@ struct Problem {
   Output out;
   PackedView packed;              // of weight.packed, where it fits
   const char* not_packed_reason;  // why it does not
+  qf_device device;
 
-  bool has_act_quant() const { return act_format != QF_FORMAT_NONE; }
-  bool is_whole_row_act() const { return act_group >= k; }
+  QF_HD bool has_act_quant() const { return act_format != QF_FORMAT_NONE; }
+  QF_HD bool is_whole_row_act() const { return act_group >= k; }
 };
 
 struct Op {

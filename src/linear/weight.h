@@ -21,15 +21,19 @@ struct Weight {
   Vector g_idx;   // [k] i32; absent: k / block.cols
   Vector packed;  // u8 [bytes]; absent: not packed
 
-  int64_t n_out() const { return is_gated ? n / 2 : n; }
-  int64_t group_of(int64_t col) const { return g_idx ? g_idx.as<const int32_t>()[col] : col / block.cols; }
-  int64_t scale_index(int64_t row, int64_t group) const { return row / block.rows * num_groups + group; }
-  float scale_at(int64_t row, int64_t group) const {
+  QF_HD int64_t n_out() const { return is_gated ? n / 2 : n; }
+  QF_HD int64_t group_of(int64_t col) const {
+    return g_idx ? g_idx.as<const int32_t>()[col] : col / block.cols;
+  }
+  QF_HD int64_t scale_index(int64_t row, int64_t group) const {
+    return row / block.rows * num_groups + group;
+  }
+  QF_HD float scale_at(int64_t row, int64_t group) const {
     const int64_t i = scale_index(row, group);
     return scale.dtype == DType::f32 ? static_cast<const float*>(scale.data)[i]
                                      : E8m0::decode(static_cast<const uint8_t*>(scale.data)[i]);
   }
-  float zero_at(int64_t row, int64_t group) const {
+  QF_HD float zero_at(int64_t row, int64_t group) const {
     if (!zero) return 0.0f;
     const int64_t i = scale_index(row, group);
     return zero.dtype == DType::f32 ? static_cast<const float*>(zero.data)[i]

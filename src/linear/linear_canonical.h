@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the CUDA kernels of linear share that read the canonical weight: the steps of a call, and the epilogue.
+//
+//   [x --quantize_rows--> codes in the workspace]  -->  product, epilogue  -->  y
+//                                                       [float32 in the workspace --quantize_rows--> y]
+//
+// The bracketed steps are for activations that are to be quantized, and for outputs with dynamic scales.
+#pragma once
+
+#include "core/device.h"
+#include "core/element.h"
+#include "cuda/launch.h"
+#include "linear/device_weight.h"
+#include "linear/linear.h"
+#include "quantize/quantize.h"
+
+namespace quantfuse::quantize_rows_sm75 {
+extern const Kernel<quantize::Problem> entry;
+}
+
+namespace quantfuse::linear {
+
+struct CanonicalPlan {
+  int64_t x_codes, x_scale, result, total_bytes;  // offsets in the workspace
+  bool quantizes_x, quantizes_y;
+};
+
+inline CanonicalPlan plan_canonical(const Problem& p) {
+  CanonicalPlan plan = {};
+  plan.quantizes_x = p.has_act_quant() && !p.x_scale;
+  plan.quantizes_y = p.out.is_quantized() && !p.out.is_static;
+  int64_t offset = 0;
+  const auto reserve = [&](int64_t bytes) {
+    const int64_t at = offset;
+    offset = round_up(offset + bytes, 256);
+    return at;
+  };
+  plan.x_codes = reserve(plan.quantizes_x ? p.m * p.k : 0);
+  plan.x_scale = reserve(plan.quantizes_x ? p.m * ceil_div(p.k, p.act_group) * 4 : 0);
+  plan.result = reserve(plan.quantizes_y ? p.m * p.n_out * 4 : 0);
+  plan.total_bytes = offset;
+  return plan;
+}
+
+inline size_t canonical_workspace_bytes(const Problem& p) {
+  return static_cast<size_t>(plan_canonical(p).total_bytes);
+}
+
+inline Requirements accepts_canonical(const Problem& p) {
+  return Requirements()
+      .require(static_cast<bool>(p.weight.codes),
+               "reads the canonical weight, and only the packed one is given")
+      .require(
+          p.m * ceil_div(p.k, p.act_group > 0 ? p.act_group : 1) < 1ll << 31 && p.m * p.n_out < 1ll << 40,
+          "m is too large");
+}
+
+// x[m, k] as the product takes it.
+__device__ inline float input_at(const Problem& p, int64_t m, int64_t k) {
+  if (!p.x_scale) return float_at(p.x, m, k);
+  return decode_at(p.act_format, p.x.row_bytes_at(m), k) * p.x_scale.row<const float>(m)[k / p.act_group];
+}
+
+__device__ inline float activate_device(qf_activation kind, float x) {
+  switch (kind) {
+    case QF_RELU: return x < 0 ? 0.0f : x;                    // NaN stays
+    case QF_GELU: return 0.5f * x * erfcf(-0.70710678f * x);  // no cancellation, as 1 + erf has
+    case QF_GELU_TANH: {                                      // x sigmoid(2u)
+      const float u = 0.79788456f * fmaf(0.044715f * x * x, x, x);
+      return x / (1.0f + expf(-2.0f * u));
+    }
+    case QF_SILU: return x / (1.0f + expf(-x));
+    default: return x;
+  }
+}
+
+// The epilogue of y[row, col] from the sum of that column, and of the up projection where the weight is gated.
+__device__ inline void finish_device(const Problem& p, float* staged, int64_t row, int64_t col, float sum,
+                                     float up) {
+  float v = sum;
+  if (p.bias) v += float_at(p.bias, col);
+  v = activate_device(p.activation, v);
+  if (p.weight.is_gated) v *= p.bias ? up + float_at(p.bias, p.n_out + col) : up;
+  if (p.residual) v += float_at(p.residual, row, col);
+  if (staged) {
+    staged[row * p.n_out + col] = v;
+  } else if (p.out.is_quantized()) {
+    const float inverse = 1.0f / *static_cast<const float*>(p.out.scale.data);
+    p.out.y.row<uint8_t>(row)[col] = encode_value(p.out.format, v * inverse, 0);
+  } else {
+    set_float(p.out.y, row, col, v);
+  }
+}
+
+// Runs the steps; product(problem, staged) launches the kernel.
+template <class Product>
+void launch_canonical(const Problem& p, const Launch& launch, const Product& product) {
+  const CanonicalPlan plan = plan_canonical(p);
+  char* workspace = static_cast<char*>(launch.workspace);
+  const auto matrix = [](void* data, int64_t rows, int64_t cols, DType dtype) {
+    return Matrix{data, rows, cols, cols, dtype};
+  };
+  const auto quantize_rows = [&](const Matrix& x, const Matrix& q, const Matrix& scale, qf_format format,
+                                 int64_t group) {
+    quantize::Problem step = {};
+    step.x = x, step.q = q, step.scale = scale;
+    step.format = format, step.mode = QF_SCALE_DYNAMIC, step.block = {1, group};
+    step.rows = x.rows, step.cols = x.cols, step.device = p.device;
+    quantize_rows_sm75::entry.launch(step, launch);
+  };
+
+  Problem product_problem = p;
+  if (plan.quantizes_x && p.k > 0) {
+    product_problem.x = matrix(workspace + plan.x_codes, p.m, p.k, DType::u8);
+    product_problem.x_scale = matrix(workspace + plan.x_scale, p.m, ceil_div(p.k, p.act_group), DType::f32);
+    quantize_rows(p.x, product_problem.x, product_problem.x_scale, p.act_format, p.act_group);
+  }
+  auto* staged = plan.quantizes_y ? reinterpret_cast<float*>(workspace + plan.result) : nullptr;
+  product(product_problem, staged);
+  if (plan.quantizes_y) {
+    quantize_rows(matrix(staged, p.m, p.n_out, DType::f32), p.out.y, p.out.scale, p.out.format, p.out.group);
+  }
+}
+
+}  // namespace quantfuse::linear
