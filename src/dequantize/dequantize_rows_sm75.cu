@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
   if (row >= w.n) return;
   const int count = static_cast<int>(min(w.k - k, int64_t{kCodeRun}));
   float numbers[kCodeRun];
-  load_weights<Format, kIsAligned>(w, row, k, count, numbers);
+  load_weights<Format, kIsAligned>(w, row_of(w, row), k, count, numbers);
   Numbers<T> out;
 #pragma unroll
   for (int j = 0; j < kCodeRun; ++j) from_float(numbers[j], out.values[j]);

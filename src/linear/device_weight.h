@@ -25,11 +25,37 @@ __device__ float decode_code(uint32_t code) {
   else return E5m2::decode(static_cast<uint8_t>(code));
 }
 
-// out[i] = w[row, k + i] for the `count` columns that there are (at most 8), else 0. k is a multiple of 8.
+// A row of the weight: its codes, and where its scales and zero points begin.
+struct WeightRow {
+  const uint8_t* codes;
+  int64_t first_scale;
+};
+__device__ inline WeightRow row_of(const Weight& w, int64_t row) {
+  return {reinterpret_cast<const uint8_t*>(w.codes.row_bytes_at(row)),
+          (w.block.rows == 1 ? row : row / w.block.rows) * w.num_groups};
+}
+
+// 64-bit divisions cost a hundred instructions, and k fits 32 bits.
+__device__ inline int64_t group_on_device(const Weight& w, int64_t k) {
+  if (w.g_idx) return w.g_idx.as<const int32_t>()[k];
+  return static_cast<uint32_t>(k) / static_cast<uint32_t>(w.block.cols);
+}
+__device__ inline float scale_on_device(const Weight& w, int64_t index) {
+  return w.scale.dtype == DType::f32 ? static_cast<const float*>(w.scale.data)[index]
+                                     : E8m0::decode(static_cast<const uint8_t*>(w.scale.data)[index]);
+}
+__device__ inline float zero_on_device(const Weight& w, int64_t index) {
+  if (!w.zero) return 0.0f;
+  return w.zero.dtype == DType::f32 ? static_cast<const float*>(w.zero.data)[index]
+                                    : static_cast<float>(static_cast<const int8_t*>(w.zero.data)[index]);
+}
+
+// out[i] = w[row, k + i] for the `count` columns that there are (1 to 8), else 0. k is a multiple of 8.
 template <qf_format Format, bool kIsAligned>
-__device__ void load_weights(const Weight& w, int64_t row, int64_t k, int count, float (&out)[kCodeRun]) {
+__device__ void load_weights(const Weight& w, const WeightRow& row, int64_t k, int count,
+                             float (&out)[kCodeRun]) {
   constexpr int kBits = is_packed_4bit(Format) ? 4 : 8;
-  const auto* codes = reinterpret_cast<const uint8_t*>(w.codes.row_bytes_at(row)) + k * kBits / 8;
+  const uint8_t* codes = row.codes + k * kBits / 8;
   uint32_t words[kBits / 4] = {};
   if (kIsAligned && count == kCodeRun) {
     if constexpr (kBits == 4) {
@@ -45,17 +71,21 @@ __device__ void load_weights(const Weight& w, int64_t row, int64_t k, int count,
       if (i < bytes) words[i / 4] |= static_cast<uint32_t>(codes[i]) << (8 * (i % 4));
     }
   }
-  const bool has_one_group = !w.g_idx && w.block.cols % kCodeRun == 0;
-  int64_t group = count > 0 ? w.group_of(k) : 0;
-  float scale = count > 0 ? w.scale_at(row, group) : 0.0f, zero = count > 0 ? w.zero_at(row, group) : 0.0f;
 #pragma unroll
   for (int i = 0; i < kCodeRun; ++i) {
-    if (!has_one_group && i > 0 && i < count) {
-      group = w.group_of(k + i);
-      scale = w.scale_at(row, group), zero = w.zero_at(row, group);
+    out[i] = decode_code<Format>(words[i * kBits / 32] >> (i * kBits % 32));
+  }
+  if (!w.g_idx && w.block.cols % kCodeRun == 0) {
+    const int64_t index = row.first_scale + group_on_device(w, k);
+    const float scale = scale_on_device(w, index), zero = zero_on_device(w, index);
+#pragma unroll
+    for (int i = 0; i < kCodeRun; ++i) out[i] = i < count ? (out[i] - zero) * scale : 0.0f;
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kCodeRun; ++i) {
+      const int64_t index = row.first_scale + (i < count ? group_on_device(w, k + i) : 0);
+      out[i] = i < count ? (out[i] - zero_on_device(w, index)) * scale_on_device(w, index) : 0.0f;
     }
-    const uint32_t code = words[i * kBits / 32] >> (i * kBits % 32);
-    out[i] = i < count ? (decode_code<Format>(code) - zero) * scale : 0.0f;
   }
 }
 

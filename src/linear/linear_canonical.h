@@ -75,9 +75,10 @@ __device__ inline float activate_device(qf_activation kind, float x) {
   }
 }
 
+// Not inlined: a tile has dozens of outputs, and what it costs is nothing beside the sums.
 // The epilogue of y[row, col] from the sum of that column, and of the up projection where the weight is gated.
-__device__ inline void finish_device(const Problem& p, float* staged, int64_t row, int64_t col, float sum,
-                                     float up) {
+static __device__ __noinline__ void finish_device(const Problem& p, float* staged, int64_t row, int64_t col,
+                                                  float sum, float up) {
   float v = sum;
   if (p.bias) v += float_at(p.bias, col);
   v = activate_device(p.activation, v);

@@ -27,7 +27,9 @@ struct Shared {
 
 template <int kTokens>
 __device__ void load_x(const Problem& p, int64_t first, Shared<kTokens>& shared) {
-  for (int i = threadIdx.x; i < kTokens * kColumns; i += kThreads) {
+#pragma unroll
+  for (int j = 0; j < kTokens * kColumns / kThreads; ++j) {
+    const int i = j * kThreads + threadIdx.x;
     const int token = i / kColumns, column = i % kColumns;
     const bool exists = token < p.m && first + column < p.k;
     auto* run = reinterpret_cast<float*>(&shared.x[token][column / 4 % 2][column / kCodeRun]);
@@ -36,8 +38,8 @@ __device__ void load_x(const Problem& p, int64_t first, Shared<kTokens>& shared)
 }
 
 template <qf_format Format, int kTokens, bool kIsAligned>
-__device__ void add_row(const Problem& p, int64_t row, int64_t first, const Shared<kTokens>& shared, int lane,
-                        float (&sums)[kTokens]) {
+__device__ void add_row(const Problem& p, const WeightRow& row, int64_t first, const Shared<kTokens>& shared,
+                        int lane, float (&sums)[kTokens]) {
 #pragma unroll
   for (int step = 0; step < kColumns / kStep; ++step) {
     const int run = step * 32 + lane;
@@ -71,14 +73,16 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Probl
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
   const bool exists = row < p.n_out;
+  const WeightRow weights = row_of(p.weight, exists ? row : 0);
+  const WeightRow up_weights = row_of(p.weight, exists && p.weight.is_gated ? p.n_out + row : 0);
   float sums[kTokens] = {}, ups[kTokens] = {};
   for (int64_t first = 0; first < p.k; first += kColumns) {
     if (first > 0) __syncthreads();
     load_x<kTokens>(p, first, shared);
     __syncthreads();
     if (!exists) continue;
-    add_row<Format, kTokens, kIsAligned>(p, row, first, shared, lane, sums);
-    if (p.weight.is_gated) add_row<Format, kTokens, kIsAligned>(p, p.n_out + row, first, shared, lane, ups);
+    add_row<Format, kTokens, kIsAligned>(p, weights, first, shared, lane, sums);
+    if (p.weight.is_gated) add_row<Format, kTokens, kIsAligned>(p, up_weights, first, shared, lane, ups);
   }
   if (!exists) return;
 #pragma unroll

@@ -4,8 +4,8 @@
 //
 // Tiles of cuda/fma_tile.h from the canonical weight, float32 throughout: the path for what no tensor-core
 // kernel takes.
-//   gmem x --> f32 in smem, gmem q --8 codes a thread--> decode, scale --> f32 in smem; both --> regs --fma-->
-//   epilogue --> y
+//   gmem x --> f32 in smem
+//   gmem q --8 codes a thread--> decode, scale --> f32 in smem --fma with x--> sums --> epilogue --> y
 // Of a gated weight a tile has 64 gate rows, then the 64 up rows that belong to them.
 #include "core/choose.h"
 #include "cuda/fma_tile.h"
@@ -25,23 +25,33 @@ __device__ void load_x(const Problem& p, int64_t row0, int64_t k0, typename Tile
 }
 
 // 128 columns of 16 steps are 256 runs of 8: one a thread.
-template <class Tile, qf_format Format, bool kIsAligned>
-__device__ void load_w(const Problem& p, int64_t col0, int64_t k0, typename Tile::Shared& shared) {
-  const int column = threadIdx.x % Tile::kTileCols, step = threadIdx.x / Tile::kTileCols * kCodeRun;
-  int64_t row = col0 + column;
-  bool exists = row < p.n;
-  if (p.weight.is_gated) {
-    const int64_t out = col0 + column % 64;
-    exists = out < p.n_out, row = column < 64 ? out : p.n_out + out;
+struct OwnRun {
+  int column, step;
+  bool exists;
+  WeightRow weights;
+
+  __device__ OwnRun(const Problem& p, int64_t col0)
+      : column(threadIdx.x % 128), step(threadIdx.x / 128 * kCodeRun) {
+    int64_t row = col0 + column;
+    exists = row < p.n;
+    if (p.weight.is_gated) {
+      const int64_t out = col0 + column % 64;
+      exists = out < p.n_out, row = column < 64 ? out : p.n_out + out;
+    }
+    weights = row_of(p.weight, exists ? row : 0);
   }
-  const int64_t left = p.k - (k0 + step);
+};
+
+template <class Tile, qf_format Format, bool kIsAligned>
+__device__ void load_w(const Problem& p, const OwnRun& own, int64_t k0, typename Tile::Shared& shared) {
+  const int64_t left = p.k - (k0 + own.step);
   float w[kCodeRun] = {};
-  if (exists && left > 0) {
-    load_weights<Format, kIsAligned>(p.weight, row, k0 + step, static_cast<int>(min(left, int64_t{kCodeRun})),
-                                     w);
+  if (own.exists && left > 0) {
+    load_weights<Format, kIsAligned>(p.weight, own.weights, k0 + own.step,
+                                     static_cast<int>(min(left, int64_t{kCodeRun})), w);
   }
 #pragma unroll
-  for (int i = 0; i < kCodeRun; ++i) shared.b[step + i][column] = w[i];
+  for (int i = 0; i < kCodeRun; ++i) shared.b[own.step + i][own.column] = w[i];
 }
 
 template <class Tile, qf_format Format, bool kIsAligned>
@@ -50,10 +60,11 @@ __global__ void __launch_bounds__(Tile::kThreads) kernel(const __grid_constant__
   const int out_cols = p.weight.is_gated ? Tile::kTileCols / 2 : Tile::kTileCols;
   const int64_t row0 = static_cast<int64_t>(blockIdx.x) * Tile::kTileRows;
   const int64_t col0 = static_cast<int64_t>(blockIdx.y) * out_cols;
+  const OwnRun own(p, col0);
   Tile tile;
   for (int64_t k0 = 0; k0 < p.k; k0 += Tile::kSteps) {
     load_x<Tile>(p, row0, k0, shared);
-    load_w<Tile, Format, kIsAligned>(p, col0, k0, shared);
+    load_w<Tile, Format, kIsAligned>(p, own, k0, shared);
     __syncthreads();
     tile.add(shared);
     __syncthreads();

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(Tile::kThreads) kernel(const __grid_constant__
     }
     float w[kCodeRun] = {};
     if (n0 + step < p.n && left > 0) {
-      load_weights<Format, kIsAligned>(p.weight, n0 + step, col0 + run,
+      load_weights<Format, kIsAligned>(p.weight, row_of(p.weight, n0 + step), col0 + run,
                                        static_cast<int>(min(left, int64_t{kCodeRun})), w);
     }
 #pragma unroll
