@@ -67,8 +67,7 @@ struct StreamAhead {
   QF_INLINE void fetch(const Word* w, int64_t panel_stride) {
     unrolled<NP>([&](auto q) __attribute__((always_inline)) {
       const auto* at = reinterpret_cast<const char*>(w + q * panel_stride) + kBytesAhead / NP;
-      __builtin_prefetch(at);
-      __builtin_prefetch(at + 64);
+      for (int line = 0; line < 4; ++line) __builtin_prefetch(at + 64 * line);  // what two steps read
     });
   }
 };
@@ -79,7 +78,7 @@ struct StreamAhead {
 struct ShareAhead {
   const uint8_t* at;
   int64_t panel_stride;  // bytes
-  int64_t step;          // bytes of a panel per step of k
+  int64_t step;          // bytes of a panel per two steps of k
 
   template <int NP>
   QF_INLINE void fetch(const void*, int64_t) {
@@ -112,19 +111,29 @@ struct Tile {
   template <class Ahead>
   QF_INLINE void add(const typename Dot::Word* x, const typename Dot::Word* w, int64_t panel_stride,
                      int64_t steps, Ahead ahead) {
-    for (int64_t i = 0; i < steps; ++i, x += MT, w += 2 * S::kLanes) {
-      decltype(Dot::load(w)) columns[kVectors];
-      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-        columns[v] = Dot::load(w + v / 2 * panel_stride + v % 2 * S::kLanes);
-      });
+    // Two steps at a time: the loop's own instructions and the fetches are then a tenth of all, which tells
+    // where a neighbour on the same core takes half of the decoder.
+    int64_t i = 0;
+    for (; i + 2 <= steps; i += 2, x += 2 * MT, w += 4 * S::kLanes) {
       ahead.template fetch<NP>(w, panel_stride);
-      unrolled<MT>([&](auto m) __attribute__((always_inline)) {
-        const auto row = S::set1(x[m]);
-        unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-          acc[m][v] = Dot::add(acc[m][v], columns[v], row);
-        });
-      });
+      add_step(x, w, panel_stride);
+      add_step(x + MT, w + 2 * S::kLanes, panel_stride);
     }
+    if (i < steps) add_step(x, w, panel_stride);
+  }
+
+ private:
+  QF_INLINE void add_step(const typename Dot::Word* x, const typename Dot::Word* w, int64_t panel_stride) {
+    decltype(Dot::load(w)) columns[kVectors];
+    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+      columns[v] = Dot::load(w + v / 2 * panel_stride + v % 2 * S::kLanes);
+    });
+    unrolled<MT>([&](auto m) __attribute__((always_inline)) {
+      const auto row = S::set1(x[m]);
+      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+        acc[m][v] = Dot::add(acc[m][v], columns[v], row);
+      });
+    });
   }
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the CUDA kernels of linear share that read the canonical weight: the steps of a call, and the epilogue.
+// What the CUDA kernels of linear share that read the canonical weight: the steps of a call, and the
+// epilogue.
 //
 //   [x --quantize_rows--> codes in the workspace]  -->  product, epilogue  -->  y
 //                                                       [float32 in the workspace --quantize_rows--> y]
@@ -75,8 +76,8 @@ __device__ inline float activate_device(qf_activation kind, float x) {
   }
 }
 
-// Not inlined: a tile has dozens of outputs, and what it costs is nothing beside the sums.
-// The epilogue of y[row, col] from the sum of that column, and of the up projection where the weight is gated.
+// The epilogue of y[row, col] from the sum of that column, and of the up projection where the weight is
+// gated. Not inlined: a tile has dozens of outputs, and what it costs is nothing beside the sums.
 static __device__ __noinline__ void finish_device(const Problem& p, float* staged, int64_t row, int64_t col,
                                                   float sum, float up) {
   float v = sum;

@@ -279,7 +279,7 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
                                 : panel + kPanels < last ? work.codes_at(panel + kPanels, c.segments[s0])
                                 : s1 < c.num_segments    ? work.codes_at(first, c.segments[s1])
                                                          : work.codes_at(last, c.segments[0]);
-          tile.ahead = {next, c.p.packed.panel_code_bytes(), ceil_div(code_bytes, steps * tiles)};
+          tile.ahead = {next, c.p.packed.panel_code_bytes(), ceil_div(2 * code_bytes, steps * tiles)};
           for (int64_t row = row0; row < row1; row += c.tile_rows) {
             const int64_t count = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
             tile.x = c.x + segment.begin / Dot::kPerWord * c.rows + row * steps;
@@ -293,7 +293,7 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
                     work.template add<mt.value, 1>(tile);
                   }
                 });
-            tile.ahead.at += tile.ahead.step * steps;
+            tile.ahead.at += tile.ahead.step * (steps / 2);
           }
         }
       }
