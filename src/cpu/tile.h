@@ -111,7 +111,8 @@ struct Tile {
   template <class Ahead>
   QF_INLINE void add(const typename Dot::Word* x, const typename Dot::Word* w, int64_t panel_stride,
                      int64_t steps, Ahead ahead) {
-    // Two steps at a time, for fewer instructions of the loop itself and fewer fetches: 1 to 3% on an Ice Lake.
+    // Two steps at a time, for fewer instructions of the loop itself and fewer fetches: 1 to 3% on an Ice
+    // Lake.
     int64_t i = 0;
     for (; i + 2 <= steps; i += 2, x += 2 * MT, w += 4 * S::kLanes) {
       ahead.template fetch<NP>(w, panel_stride);
