@@ -54,8 +54,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 Verdict accepts(const Problem& p) {
-  return Requirements().require(p.rows * ceil_div(p.cols, kCodeRun) < (1ll << 31) * kThreads,
-                                "there are 2^42 numbers or more");
+  return Requirements()
+      .require(p.cols < 1ll << 31, "rows have 2^31 numbers or more")
+      .require(p.rows * ceil_div(p.cols, kCodeRun) < (1ll << 31) * kThreads,
+               "there are 2^42 numbers or more");
 }
 
 void launch(const Problem& p, const Launch& launch) {

@@ -40,16 +40,6 @@ __device__ inline int64_t group_on_device(const Weight& w, int64_t k) {
   if (w.g_idx) return w.g_idx.as<const int32_t>()[k];
   return static_cast<uint32_t>(k) / static_cast<uint32_t>(w.block.cols);
 }
-__device__ inline float scale_on_device(const Weight& w, int64_t index) {
-  return w.scale.dtype == DType::f32 ? static_cast<const float*>(w.scale.data)[index]
-                                     : E8m0::decode(static_cast<const uint8_t*>(w.scale.data)[index]);
-}
-__device__ inline float zero_on_device(const Weight& w, int64_t index) {
-  if (!w.zero) return 0.0f;
-  return w.zero.dtype == DType::f32 ? static_cast<const float*>(w.zero.data)[index]
-                                    : static_cast<float>(static_cast<const int8_t*>(w.zero.data)[index]);
-}
-
 // out[i] = w[row, k + i] for the `count` columns that there are (1 to 8), else 0. k is a multiple of 8.
 template <qf_format Format, bool kIsAligned>
 __device__ void load_weights(const Weight& w, const WeightRow& row, int64_t k, int count,
@@ -77,14 +67,14 @@ __device__ void load_weights(const Weight& w, const WeightRow& row, int64_t k, i
   }
   if (!w.g_idx && w.block.cols % kCodeRun == 0) {
     const int64_t index = row.first_scale + group_on_device(w, k);
-    const float scale = scale_on_device(w, index), zero = zero_on_device(w, index);
+    const float scale = w.scale_value(index), zero = w.zero_value(index);
 #pragma unroll
     for (int i = 0; i < kCodeRun; ++i) out[i] = i < count ? (out[i] - zero) * scale : 0.0f;
   } else {
 #pragma unroll 1
     for (int i = 0; i < kCodeRun; ++i) {
       const int64_t index = row.first_scale + (i < count ? group_on_device(w, k + i) : 0);
-      out[i] = i < count ? (out[i] - zero_on_device(w, index)) * scale_on_device(w, index) : 0.0f;
+      out[i] = i < count ? (out[i] - w.zero_value(index)) * w.scale_value(index) : 0.0f;
     }
   }
 }

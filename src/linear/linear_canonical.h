@@ -50,6 +50,7 @@ inline size_t canonical_workspace_bytes(const Problem& p) {
 
 inline Requirements accepts_canonical(const Problem& p) {
   return Requirements()
+      .require(p.k < 1ll << 31, "k is 2^31 or more")
       .require(static_cast<bool>(p.weight.codes),
                "reads the canonical weight, and only the packed one is given")
       .require(

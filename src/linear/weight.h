@@ -28,14 +28,15 @@ struct Weight {
   QF_HD int64_t scale_index(int64_t row, int64_t group) const {
     return row / block.rows * num_groups + group;
   }
-  QF_HD float scale_at(int64_t row, int64_t group) const {
-    const int64_t i = scale_index(row, group);
+  QF_HD float scale_at(int64_t row, int64_t group) const { return scale_value(scale_index(row, group)); }
+  QF_HD float zero_at(int64_t row, int64_t group) const { return zero_value(scale_index(row, group)); }
+  // By scale_index.
+  QF_HD float scale_value(int64_t i) const {
     return scale.dtype == DType::f32 ? static_cast<const float*>(scale.data)[i]
                                      : E8m0::decode(static_cast<const uint8_t*>(scale.data)[i]);
   }
-  QF_HD float zero_at(int64_t row, int64_t group) const {
+  QF_HD float zero_value(int64_t i) const {
     if (!zero) return 0.0f;
-    const int64_t i = scale_index(row, group);
     return zero.dtype == DType::f32 ? static_cast<const float*>(zero.data)[i]
                                     : static_cast<float>(static_cast<const int8_t*>(zero.data)[i]);
   }
