@@ -113,7 +113,7 @@ struct Avx2 {
   QF_SIMD F add(F a, F b) { return _mm256_add_ps(a, b); }
   QF_SIMD F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   QF_SIMD F mul(F a, F b) { return _mm256_mul_ps(a, b); }
-  QF_SIMD F div(F a, F b) { return _mm256_div_ps(a, b); }
+  QF_SIMD F reciprocal(F a) { return _mm256_div_ps(_mm256_set1_ps(1.0f), a); }
   QF_SIMD F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   QF_SIMD F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
   QF_SIMD F max(F a, F b) { return _mm256_max_ps(a, b); }

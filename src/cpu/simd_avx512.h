@@ -91,7 +91,11 @@ struct Avx512 {
   QF_SIMD F add(F a, F b) { return _mm512_add_ps(a, b); }
   QF_SIMD F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   QF_SIMD F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-  QF_SIMD F div(F a, F b) { return _mm512_div_ps(a, b); }
+  // 1 / a within 2 units in the last place, for a from 1 to 2^126, past which its result is subnormal and slow.
+  QF_SIMD F reciprocal(F a) {
+    const F r = _mm512_rcp14_ps(a);
+    return _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0f)), r);
+  }
   QF_SIMD F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
   QF_SIMD F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
   // Where one operand is NaN these give `b`: max(x, acc) skips NaN in x.

@@ -48,7 +48,8 @@ template <class S>
 QF_INLINE typename S::F vector_erf(typename S::F x) {
   using F = typename S::F;
   const F a = S::abs(x);
-  const F t = S::div(S::set1(1.0f), S::fma(a, S::set1(0.3275911f), S::set1(1.0f)));
+  const F d = S::fma(a, S::set1(0.3275911f), S::set1(1.0f));
+  const F t = S::reciprocal(S::min(S::set1(0x1p126f), d));  // NaN stays
   F p = S::set1(1.061405429f);
   p = S::fma(p, t, S::set1(-1.453152027f));
   p = S::fma(p, t, S::set1(1.421413741f));
@@ -60,13 +61,13 @@ QF_INLINE typename S::F vector_erf(typename S::F x) {
   return S::from_bits(S::or_(S::bits(magnitude), sign));
 }
 
-// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN. vector_exp saturates at 2^127.5;
-// below that y the divisor is infinite, or a huge negative x would not go to 0.
+// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN. vector_exp saturates; below that y
+// the sigmoid is 0, or a huge negative x would not go to 0.
 template <class S>
 QF_INLINE typename S::F times_sigmoid(typename S::F x, typename S::F y) {
   const auto e = vector_exp<S>(S::sub(S::zero(), y));
-  const auto infinity = S::from_bits(S::set1(0x7f800000));
-  return S::div(x, S::select(S::less(y, S::set1(-88.3762f)), infinity, S::add(S::set1(1.0f), e)));
+  const auto sigmoid = S::reciprocal(S::min(S::set1(0x1p126f), S::add(S::set1(1.0f), e)));
+  return S::mul(x, S::select(S::less(y, S::set1(-88.3762f)), S::zero(), sigmoid));
 }
 
 template <class S>
