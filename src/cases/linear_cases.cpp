@@ -97,6 +97,10 @@ class LinearCase final : public OperationCase<qf_linear_args> {
             qf_tensor{packed_.back().data(), device, 1, kU8, &packed_shape_, nullptr, 0});
         status = qf_weight_pack(&w, nullptr);
       }
+      if (status == QF_UNSUPPORTED) {  // these values have none
+        packed_.clear(), packed_views_.clear();
+        return;
+      }
       if (status != QF_OK) throw std::runtime_error(qf_last_error());
     }
   }

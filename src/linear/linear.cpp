@@ -44,6 +44,8 @@ Problem Op::parse(const Args& a, Arguments& arg) {
     p.packed = check.view;
     p.not_packed_reason = check.reason;
     if (p.weight.packed && check.reason) arg.fail(check.reason);
+  } else {
+    p.strips = view_strips(arg, p.weight);
   }
   return p;
 }

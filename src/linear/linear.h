@@ -9,6 +9,7 @@
 #include "core/operation.h"
 #include "core/output.h"
 #include "linear/packed.h"
+#include "linear/packed_strips.h"
 #include "linear/weight.h"
 
 namespace quantfuse::linear {
@@ -25,8 +26,9 @@ struct Problem {
   qf_activation activation;
   Matrix residual;  // [m, n_out] floats; optional
   Output out;
-  PackedView packed;              // of weight.packed, where it fits
+  PackedView packed;              // of weight.packed on the CPU, where it fits
   const char* not_packed_reason;  // why it does not
+  StripView strips;               // of weight.packed on a CUDA device
   qf_device device;
 
   QF_HD bool has_act_quant() const { return act_format != QF_FORMAT_NONE; }

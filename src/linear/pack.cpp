@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// qf_weight_pack for the CPU: from canonical rows to the panels of packed.h.
+// qf_weight_pack: for the CPU from canonical rows to the panels of packed.h; for CUDA see packed_strips.h.
 #include <cstring>
 #include <vector>
 
@@ -8,6 +8,7 @@
 #include "core/operation.h"
 #include "cpu/threads.h"
 #include "linear/packed.h"
+#include "linear/packed_strips.h"
 
 namespace quantfuse::linear {
 namespace {
@@ -189,19 +190,26 @@ namespace {
 
 using namespace quantfuse;
 
-// The weight as pack() needs it: canonical, values checked, on the CPU.
+// The weight as pack() needs it: canonical, of a form that its device packs.
 Weight parse_for_pack(Arguments& arg, const qf_weight& a) {
   qf_weight canonical = a;
   canonical.packed = nullptr;
   arg.require(a.codes != nullptr, "weight.codes is missing");
   Weight w = parse_weight(arg, canonical);
-  if (arg.device().type != QF_CPU)
-    fail_unsupported("weight_pack: no packed layout for CUDA devices in this version");
-  if (linear::packed_lanes_of_cpu() == 0) {
-    fail_unsupported(
-        "weight_pack: the scalar kernels of this CPU, or of QUANTFUSE_ISA=scalar, use the canonical weight");
+  const char* reason = nullptr;
+  if (arg.device().type == QF_CUDA) {
+    reason = linear::not_in_strips(w);
+  } else if (linear::packed_lanes_of_cpu() == 0) {
+    reason = "the scalar kernels of this CPU, or of QUANTFUSE_ISA=scalar, use the canonical weight";
   }
+  if (reason) fail_unsupported(std::string("weight_pack: ") + reason);
   return w;
+}
+
+int64_t packed_bytes(const Arguments& arg, const Weight& w) {
+  if (arg.device().type == QF_CUDA) return linear::plan_strips(w, static_cast<bool>(w.zero)).total_bytes();
+  if (w.g_idx) check_weight_values(arg, w);
+  return linear::plan_packed(w, linear::packed_lanes_of_cpu()).total_bytes;
 }
 
 }  // namespace
@@ -213,26 +221,31 @@ extern "C" qf_status qf_weight_packed_bytes(const qf_weight* weight, qf_device d
     arg.require(bytes != nullptr, "bytes is null");
     const Weight w = parse_for_pack(arg, *weight);
     arg.require(device.type == arg.device().type, "device is not the one that the weight is on");
-    if (w.g_idx) check_weight_values(arg, w);
-    *bytes = static_cast<uint64_t>(linear::plan_packed(w, linear::packed_lanes_of_cpu()).total_bytes);
+    *bytes = static_cast<uint64_t>(packed_bytes(arg, w));
   });
 }
 
-extern "C" qf_status qf_weight_pack(const qf_weight* weight, const qf_call*) {
+extern "C" qf_status qf_weight_pack(const qf_weight* weight, const qf_call* call) {
   return guarded([&] {
     Arguments arg("weight_pack", /*needs_data=*/true);
     arg.require(weight != nullptr, "weight is null");
     const Weight w = parse_for_pack(arg, *weight);
     check_weight_values(arg, w);
-    const auto plan = linear::plan_packed(w, linear::packed_lanes_of_cpu());
+    const int64_t expected = packed_bytes(arg, w);
     Dim bytes{"bytes"};
     const Vector out =
         arg.expect("weight.packed", weight->packed).shape(bytes).dtype({DType::u8}).aligned(64).vector();
-    if (out.size != plan.total_bytes) {
+    if (out.size != expected) {
       arg.fail("weight.packed has " + std::to_string(out.size) + " bytes, expected " +
-               std::to_string(plan.total_bytes));
+               std::to_string(expected));
     }
     arg.writes("weight.packed");
-    linear::pack_cpu(w, plan, out.data);
+    if (arg.device().type == QF_CUDA) {
+      const DeviceScope scope(arg.device());
+      linear::pack_strips(arg, w, linear::plan_strips(w, static_cast<bool>(w.zero)), out.data,
+                          call ? call->stream : nullptr);
+    } else {
+      linear::pack_cpu(w, linear::plan_packed(w, linear::packed_lanes_of_cpu()), out.data);
+    }
   });
 }

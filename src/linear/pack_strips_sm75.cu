@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// pack_strips(): from the canonical weight to the strips of packed_strips.h, a thread for each 32-bit word.
+#include <algorithm>
+
+#include "cuda/launch.h"
+#include "linear/device_weight.h"
+#include "linear/packed_strips.h"
+
+namespace quantfuse::linear {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr unsigned long long kNone = ~0ull;
+
+// The first index of each kind that a packed weight does not have.
+struct Findings {
+  unsigned long long scale, zero, code;
+};
+
+// The kernels decode FP8 as if every code were a number, and INT4 less its zero point in 8 bits.
+__device__ bool is_number(qf_format format, uint8_t code) {
+  if (format == QF_FP8_E4M3) return (code & 0x7f) != 0x7f;
+  return format != QF_FP8_E5M2 || (code & 0x7f) < 0x7c;
+}
+constexpr float kLargestInt4Zero = 120;
+
+__global__ void check_values(const __grid_constant__ Weight w, Findings* findings) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = first; i < w.scale.rows * w.scale.cols; i += step) {
+    const float s = w.scale_value(i);
+    if (!(s > 0 && is_finite(s) && is_finite(1.0f / s)))
+      atomicMin(&findings->scale, static_cast<unsigned long long>(i));
+    if (w.format == QF_INT4 && w.zero_value(i) > kLargestInt4Zero)
+      atomicMin(&findings->zero, static_cast<unsigned long long>(i));
+  }
+  if (!is_fp8(w.format)) return;
+  for (int64_t i = first; i < w.n * w.k; i += step) {
+    if (!is_number(w.format, w.codes.row<const uint8_t>(i / w.k)[i % w.k]))
+      atomicMin(&findings->code, static_cast<unsigned long long>(i));
+  }
+}
+
+// The code of (row, k), or that of the value 0.
+__device__ uint32_t code_at(const Weight& w, int64_t row, int64_t k) {
+  const bool exists = row >= 0 && k < w.k;
+  if (is_packed_4bit(w.format)) {
+    const uint32_t code = exists ? nibble_at(w.codes.row<const uint8_t>(row), k) : 0;
+    return w.format == QF_INT4 ? code ^ 8 : code;
+  }
+  return exists ? w.codes.row<const uint8_t>(row)[k] : 0;
+}
+
+__device__ uint32_t code_word(const Weight& w, const StripLayout& s, int64_t strip, int64_t tile, int word) {
+  const int lane = word / 4 % 32, g = lane / 4, q = lane % 4, j = word % 4, vector = word / 128;
+  const int columns[4] = {2 * q, 2 * q + 8, 2 * q + 1, 2 * q + 9};
+  uint32_t out = 0;
+  if (is_packed_4bit(w.format)) {
+    const int64_t k = tile * s.kCols + (4 * vector + j) * s.kStepCols;
+    for (int i = 0; i < 8; ++i)
+      out |= code_at(w, s.source_row(strip, g + i % 2 * 8), k + columns[i / 2]) << (4 * i);
+  } else {
+    const int64_t k = tile * s.kCols + (2 * vector + j / 2) * s.kStepCols;
+    for (int i = 0; i < 4; ++i)
+      out |= code_at(w, s.source_row(strip, g + j % 2 * 8), k + columns[i]) << (8 * i);
+  }
+  return out;
+}
+
+__global__ void pack(const __grid_constant__ Weight w, const StripLayout s, uint32_t* out) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t words = s.tile_bytes / 4;
+  const int64_t tile_index = index / words, strip = tile_index / s.tiles, tile = tile_index % s.tiles;
+  if (strip >= s.strips) return;
+  const int byte = static_cast<int>(index % words) * 4;
+  // Of row `row` and group `group` of the tile, or -1 beyond the matrix.
+  const auto scale_index = [&](int place) -> int64_t {
+    const int64_t row = s.source_row(strip, place % s.kRows);
+    const int64_t k = tile * s.kCols + place / s.kRows * s.group_cols();
+    return row >= 0 && k < w.k ? w.scale_index(row, k / w.block.cols) : -1;
+  };
+  if (byte < s.code_bytes) {
+    out[index] = code_word(w, s, strip, tile, byte / 4);
+  } else if (byte < s.zero_offset()) {
+    const int64_t i = scale_index((byte - s.code_bytes) / 4);
+    out[index] = i < 0 ? 0 : __float_as_uint(w.scale_value(i));
+  } else {
+    uint32_t zeros = 0;
+    for (int b = 0; b < 4; ++b) {
+      const int64_t i = scale_index(byte - s.zero_offset() + b);
+      zeros |= (i < 0 ? 0u : static_cast<uint32_t>(static_cast<int>(w.zero_value(i))) & 255u) << (8 * b);
+    }
+    out[index] = zeros;
+  }
+}
+
+void check(cudaError_t e) {
+  if (e == cudaSuccess) return;
+  cudaGetLastError();
+  fail_device(std::string("weight_pack: ") + cudaGetErrorString(e));
+}
+
+}  // namespace
+
+void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layout, void* out, void* stream) {
+  const Launch launch = {stream};
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  // The findings are in the output's memory, which is larger than they are: no memory of our own.
+  Findings found = {kNone, kNone, kNone};
+  check(cudaMemcpyAsync(out, &found, sizeof found, cudaMemcpyHostToDevice, cuda_stream));
+  const int64_t numbers = std::max(w.scale.rows * w.scale.cols, is_fp8(w.format) ? w.n * w.k : 0);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(ceil_div(numbers, kThreads), 4096));
+  launch_kernel("weight_pack", check_values, {dim3(blocks), dim3(kThreads)}, launch, w,
+                static_cast<Findings*>(out));
+  check(cudaMemcpyAsync(&found, out, sizeof found, cudaMemcpyDeviceToHost, cuda_stream));
+  check(cudaStreamSynchronize(cuda_stream));
+  if (found.scale != kNone)
+    arg.fail("weight.scale is not finite and positive at index " + std::to_string(found.scale));
+  const auto no_packed_form = [&](const std::string& what, unsigned long long index) {
+    fail_unsupported("weight_pack: " + what + " at index " + std::to_string(index) +
+                     ": only the kernels of the canonical weight take that");
+  };
+  if (found.zero != kNone) no_packed_form("weight.zero is beyond 120", found.zero);
+  if (found.code != kNone) no_packed_form("weight.codes is infinite or NaN", found.code);
+
+  const int64_t pack_blocks = ceil_div(layout.total_bytes() / 4, kThreads);
+  if (pack_blocks >= 1ll << 31) fail_unsupported("weight_pack: the weight is too large");
+  launch_kernel("weight_pack", pack, {dim3(static_cast<unsigned>(pack_blocks)), dim3(kThreads)}, launch, w,
+                layout, static_cast<uint32_t*>(out));
+  check(cudaStreamSynchronize(cuda_stream));
+}
+
+}  // namespace quantfuse::linear

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The packed weight of the CUDA kernels: one layout for every architecture, every m and both 16-bit types.
+//
+// A strip is 16 rows of w (a gated weight: 8 gate rows, then the 8 up rows that belong to them), a tile a
+// strip's 128 columns. Tiles lie one after the other along k, strips one after the other, so that any run of a
+// strip's tiles is one copy:
+//
+//   strip 0: | tile 0 | tile 1 | ... |   strip 1: | tile 0 | ...
+//   tile:    | codes 1024 or 2048 bytes | scales [groups][16 rows] f32 | zeros [groups][16 rows] i8 |
+//
+// Codes are in the order in which the lanes of a warp feed them to the tensor cores as the 16 x k operand:
+// lane 4 g + q has rows g and g + 8, and of each 16 columns (a step) 2 q, 2 q + 1, 2 q + 8, 2 q + 9.
+//
+//   4 bits   [2][lane 0..31][4 words]: word j of half h is step 4 h + j. Nibbles, the lowest first:
+//              g: 2q   g+8: 2q   g: 2q+8   g+8: 2q+8   g: 2q+1   g+8: 2q+1   g: 2q+9   g+8: 2q+9
+//            so that (word >> 4 i) & 0x000f000f is register i of mma.m16n8k16, and word & 0x0f0f0f0f four
+//            columns of row g in bytes, word >> 4 & 0x0f0f0f0f those of row g + 8. INT4 is stored as code + 8.
+//   8 bits   [4][lane 0..31][2 steps][row g, row g + 8]: a word has columns 2q, 2q + 8, 2q + 1, 2q + 9.
+//
+// Scales are float32 whatever they were. Groups of more than 128 columns repeat theirs in every tile. Rows and
+// columns beyond the matrix have scale 0 and codes of value 0.
+//
+// Nothing in the bytes says what they are: they are in the device's memory, where a call must not look. What
+// a call knows is format, n, k, block, is_gated, and the size, which tells whether there are zero points.
+#pragma once
+
+#include "linear/weight.h"
+
+namespace quantfuse::linear {
+
+struct StripLayout {
+  static constexpr int kRows = 16, kCols = 128, kStepCols = 16;
+  int64_t n, k;
+  int64_t strips, tiles;  // of the weight; of a strip
+  qf_format format;
+  int32_t groups;      // of a tile: 1, 2 or 4
+  int32_t code_bytes;  // of a tile
+  int32_t tile_bytes;
+  bool has_zeros, is_gated;
+
+  QF_HD int64_t total_bytes() const { return strips * tiles * tile_bytes; }
+  QF_HD int scale_offset() const { return code_bytes; }
+  QF_HD int zero_offset() const { return code_bytes + groups * kRows * 4; }
+  QF_HD int group_cols() const { return kCols / groups; }
+  // The row of w, or -1 beyond it.
+  QF_HD int64_t source_row(int64_t strip, int row) const {
+    if (!is_gated) return strip * kRows + row < n ? strip * kRows + row : -1;
+    const int64_t column = strip * (kRows / 2) + row % 8;
+    return column < n / 2 ? column + (row < 8 ? 0 : n / 2) : -1;
+  }
+};
+
+// Why a weight of these groups has no such form, or null.
+const char* not_in_strips(const Weight& w);
+
+StripLayout plan_strips(const Weight& w, bool has_zeros);
+
+// The packed bytes of a weight, found out from their number; data is null where only shapes are asked about.
+struct StripView {
+  const uint8_t* data = nullptr;
+  StripLayout layout = {};
+  bool is_there = false;
+};
+StripView view_strips(const Arguments& arg, const Weight& w);
+
+// Checks the values (scales finite and positive, codes finite) and packs. Returns when it is done, so that no
+// later kernel can be early.
+void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layout, void* out, void* stream);
+
+}  // namespace quantfuse::linear
