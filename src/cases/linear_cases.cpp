@@ -245,6 +245,27 @@ LinearSpec random_spec(Random& random) {
   return s;
 }
 
+LinearSpec random_tensor_core_spec(Random& random, int64_t tokens) {
+  LinearSpec s;
+  s.m = tokens;
+  s.dtype = random.pick({kF16, kBf16});
+  s.weight.format = random.pick({QF_INT4, QF_INT4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
+  s.weight.block =
+      random.pick<qf_block>({{1, 32}, {1, 64}, {1, 128}, {1, 128}, {1, 256}, {1, 0}, {128, 128}});
+  s.weight.is_asymmetric = is_integer(s.weight.format) && random.chance(40);
+  s.weight.is_gated = random.chance(30);
+  s.n = 2 * random.pick<int64_t>({1, 8, 33, 64, 65, 132, 200});
+  s.k = 8 * random.pick<int64_t>({1, 15, 16, 17, 48, 65, 130, 256});
+  s.activation = random.pick({QF_IDENTITY, QF_SILU, QF_GELU, QF_GELU_TANH});
+  s.has_bias = random.chance(40);
+  s.has_residual = random.chance(30);
+  s.out_format = random.pick({QF_FORMAT_NONE, QF_FORMAT_NONE, QF_FORMAT_NONE, QF_INT8, QF_FP8_E4M3});
+  s.out_mode = random.pick({QF_SCALE_DYNAMIC, QF_SCALE_STATIC});
+  if (s.out_mode == QF_SCALE_DYNAMIC) s.out_group = random.pick<int64_t>({0, 128});
+  s.data = random.pick({Data::normal, Data::normal, Data::outliers});
+  return s;
+}
+
 }  // namespace
 
 CasePtr make_case(const LinearSpec& spec) { return std::make_unique<LinearCase>(spec); }
@@ -280,10 +301,14 @@ std::vector<CasePtr> linear_test_cases() {
       list.add(s);
     }
   }
+  // What tensor-core kernels are for: 16-bit x, groups that fill their tiles, every number of tokens.
   Random random(14);
-  list.fill_up(450, [&] { return random_spec(random); });
+  for (const int64_t tokens : {9, 16, 17, 31, 33, 64, 65, 127, 129, 257}) {
+    for (int i = 0; i < 8; ++i) list.add(random_tensor_core_spec(random, tokens));
+  }
+  list.fill_up(530, [&] { return random_spec(random); });
   // Integer arithmetic throughout: few of the combinations above allow it.
-  list.fill_up(650, [&] {
+  list.fill_up(730, [&] {
     LinearSpec s = random_spec(random);
     s.weight.format = random.pick({QF_INT4, QF_INT8});
     s.weight.has_float_zero = false;

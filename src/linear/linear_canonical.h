@@ -70,9 +70,9 @@ __device__ inline float activate_device(qf_activation kind, float x) {
     case QF_GELU: return 0.5f * x * erfcf(-0.70710678f * x);  // no cancellation, as 1 + erf has
     case QF_GELU_TANH: {                                      // x sigmoid(2u)
       const float u = 0.79788456f * fmaf(0.044715f * x * x, x, x);
-      return x / (1.0f + expf(-2.0f * u));
+      return __fdividef(x, 1.0f + __expf(-2.0f * u));
     }
-    case QF_SILU: return x / (1.0f + expf(-x));
+    case QF_SILU: return __fdividef(x, 1.0f + __expf(-x));
     default: return x;
   }
 }

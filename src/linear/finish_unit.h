@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The epilogue of linear for 8 neighbouring outputs of a token, on a CUDA device: 16 bytes of a 16-bit tensor.
+#pragma once
+
+#include "linear/linear_canonical.h"
+
+namespace quantfuse::linear {
+
+inline constexpr int kUnit = 8;
+
+template <class T>
+__device__ void load_numbers(const T* from, int count, float (&v)[kUnit]) {
+  if (sizeof(T) == 2 && count == kUnit && reinterpret_cast<uint64_t>(from) % 16 == 0) {
+    const uint4 words = *reinterpret_cast<const uint4*>(from);
+    const T* numbers = reinterpret_cast<const T*>(&words);
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) v[i] = to_float(numbers[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) v[i] = i < count ? to_float(from[i]) : 0.0f;
+  }
+}
+
+// Columns [col, col + count) of a row of any float type.
+__device__ __forceinline__ void load_unit(const void* data, DType dtype, int64_t index, int count,
+                                          float (&v)[kUnit]) {
+  if (dtype == DType::bf16) load_numbers(static_cast<const bf16*>(data) + index, count, v);
+  else if (dtype == DType::f16) load_numbers(static_cast<const f16*>(data) + index, count, v);
+  else load_numbers(static_cast<const float*>(data) + index, count, v);
+}
+
+template <class T>
+__device__ void store_numbers(T* to, int count, const float (&v)[kUnit]) {
+  if (sizeof(T) == 2 && count == kUnit && reinterpret_cast<uint64_t>(to) % 16 == 0) {
+    uint4 words;
+    T* numbers = reinterpret_cast<T*>(&words);
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) from_float(v[i], numbers[i]);
+    *reinterpret_cast<uint4*>(to) = words;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      if (i < count) from_float(v[i], to[i]);
+    }
+  }
+}
+
+// As finish_device() for the outputs from `col` on, those of them that there are.
+__device__ __forceinline__ void finish_unit(const Problem& p, float* staged, int64_t row, int64_t col,
+                                            float (&v)[kUnit], float (&up)[kUnit]) {
+  const int count = static_cast<int>(min(p.n_out - col, int64_t{kUnit}));
+  float more[kUnit];
+  if (p.bias) {
+    load_unit(p.bias.data, p.bias.dtype, col, count, more);
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) v[i] += more[i];
+  }
+  if (p.activation != QF_IDENTITY) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) v[i] = activate_device(p.activation, v[i]);
+  }
+  if (p.weight.is_gated) {
+    if (p.bias) {
+      load_unit(p.bias.data, p.bias.dtype, p.n_out + col, count, more);
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) up[i] += more[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) v[i] *= up[i];
+  }
+  if (p.residual) {
+    load_unit(p.residual.data, p.residual.dtype, row * p.residual.row_stride + col, count, more);
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) v[i] += more[i];
+  }
+  const Matrix& y = p.out.y;
+  const int64_t at = row * y.row_stride + col;
+  if (staged) {
+    store_numbers(staged + row * p.n_out + col, count, v);
+  } else if (p.out.is_quantized()) {
+    const float inverse = 1.0f / *static_cast<const float*>(p.out.scale.data);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      static_cast<uint8_t*>(y.data)[at + i] = encode_value(p.out.format, v[i] * inverse, 0);
+    }
+  } else if (y.dtype == DType::bf16) {
+    store_numbers(static_cast<bf16*>(y.data) + at, count, v);
+  } else if (y.dtype == DType::f16) {
+    store_numbers(static_cast<f16*>(y.data) + at, count, v);
+  } else {
+    store_numbers(static_cast<float*>(y.data) + at, count, v);
+  }
+}
+
+}  // namespace quantfuse::linear
