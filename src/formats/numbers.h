@@ -124,6 +124,11 @@ struct E8m0 {
 QF_HD float to_float(float x) { return x; }
 QF_HD float to_float(bf16 x) { return float_from_bits(static_cast<uint32_t>(x.bits) << 16); }
 QF_HD float to_float(f16 x) {
+#ifdef __CUDA_ARCH__
+  float out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(x.bits));
+  return out;
+#endif
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t code = x.bits & 0x7fffu;
   if (code >= 0x7c00u) return float_from_bits(sign | 0x7f800000u | (code & 0x3ffu) << 13);
@@ -136,10 +141,18 @@ QF_HD float to_float(f16 x) {
 
 QF_HD void from_float(float x, float& out) { out = x; }
 QF_HD void from_float(float x, bf16& out) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
+  return;
+#endif
   const uint32_t u = float_bits(x);
   out.bits = static_cast<uint16_t>(is_nan(x) ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 QF_HD void from_float(float x, f16& out) {
+#ifdef __CUDA_ARCH__
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
+  return;
+#endif
   const uint32_t u = float_bits(x);
   const uint32_t sign = (u >> 16) & 0x8000u;
   uint32_t a = u & 0x7fffffffu;

@@ -11,18 +11,19 @@
 //
 // A block has a producer warp and two warpgroups of consumers, each 64 rows of the weight (a strip a warp) by
 // kTokens tokens; while one scales its sums, decodes or waits, the other keeps the tensor cores busy. Stages of
-// the ring are a tile: 128 columns. With few tiles of y the blocks of a cluster split k, and each adds the
-// others' totals of its share of the tokens, in the order of k, from their shared memory:
+// the ring are a tile: 128 columns. With few tiles of y the blocks of a cluster split k; each sends its totals
+// to the blocks that the tokens belong to, and they add them in the order of k:
 //
 //   cluster of 2:    | rank 0: tiles 0 .. 15 | rank 1: tiles 16 .. 31 |
-//   tokens 0 .. 7    | totals ------------- + ---- totals             | --> y by rank 0
-//   tokens 8 .. 15   | totals ------------- + ---- totals             | --> y by rank 1
+//   tokens 0 .. 7    | totals -------------- + <---- totals           | --> y by rank 0
+//   tokens 8 .. 15   | totals --------------------> + totals          | --> y by rank 1
 //
 // The kernel before may still be running (programmatic dependent launch): until it has ended only the weight
 // is read.
 #include <cuda.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/choose.h"
 #include "cuda/ptx/async_copy.h"
@@ -37,9 +38,8 @@ using linear::Problem;
 using linear::StripLayout;
 namespace {
 
-constexpr int kGroupThreads = 128;  // of a warpgroup
-constexpr int kConsumers = 2, kThreads = kGroupThreads * (kConsumers + 1);
-constexpr int kStrips = 4 * kConsumers, kRows = kStrips * StripLayout::kRows;  // of a block
+constexpr int kConsumerWarps = 8, kConsumerThreads = 32 * kConsumerWarps;  // two warpgroups
+constexpr int kStrips = kConsumerWarps, kRows = kStrips * StripLayout::kRows;  // of a block
 constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
 constexpr int kBoxCols = 64;              // 128 bytes: what a swizzled row has
 constexpr int kTotalsStride = kRows + 4;  // floats from token to token: other banks
@@ -52,6 +52,11 @@ struct Shape {
   static constexpr int kXBytes = kTokens * StripLayout::kCols * 2;  // of a stage
   static constexpr int kTotalsBytes = kTokens * kTotalsStride * 4;
   static constexpr int kBlocksPerSm = kTokens <= 32 ? 2 : 1;
+  static constexpr int kBatch = kTokens <= 32 ? 2 : 4;  // steps, as many as registers allow
+  // Many sums need more registers than all threads can have: whole warpgroups may trade theirs.
+  static constexpr bool kTradesRegisters = kTokens > 64;
+  static constexpr int kThreads = kConsumerThreads + (kTradesRegisters ? 128 : 32);
+  static constexpr int kMaxSplits = kTokens <= 64 ? 4 : 1;  // with more tokens there is no room for others' totals
 };
 
 // How a call is laid out on the GPU.
@@ -64,18 +69,20 @@ struct Plan {
   int32_t smem_bytes;
 };
 
-constexpr int kBarrierBytes = 2 * kMaxStages * 8;
+constexpr int kBarrierBytes = (2 * kMaxStages + 1) * 8;
 
-// ---- Shared memory: ring | totals | barriers ----
+// ---- Shared memory: ring | totals | inbox, where k is split | barriers ----
 
 template <class S>
 struct Smem {
-  uint32_t ring, totals, full, empty;
+  uint32_t ring, totals, inbox, full, empty, arrived;
   __device__ Smem(const Plan& plan, const char* shared) {
     ring = ptx::shared_address(shared);
     totals = ring + plan.stages * plan.stage_bytes;
-    full = totals + S::kTotalsBytes;
+    inbox = totals + S::kTotalsBytes;
+    full = plan.splits > 1 ? inbox + S::kTotalsBytes : inbox;
     empty = full + 8 * kMaxStages;
+    arrived = empty + 8 * kMaxStages;
   }
 };
 
@@ -112,7 +119,7 @@ __device__ Share share_of(const Plan& plan, const StripLayout& w) {
           tiles * rank / plan.splits, tiles * (rank + 1) / plan.splits, rank};
 }
 
-// ---- The producer: one thread ----
+// ---- The producer: one warp, a lane for each strip ----
 
 template <class S>
 struct Producer {
@@ -120,26 +127,27 @@ struct Producer {
   const Plan& plan;
   const CUtensorMap& x_map;
   const Smem<S> smem;
+  int lane;
 
   __device__ void copy_weight(const Tile& tile, int k, int stage, uint64_t policy) const {
     const StripLayout& w = p.strips.layout;
     const int64_t strip = tile.row_block * kStrips;
     const int strips = static_cast<int>(min(w.strips - strip, int64_t{kStrips}));
     const uint32_t full = smem.full + 8 * stage, to = smem.ring + stage * plan.stage_bytes + S::kXBytes;
-    ptx::barrier_expect(full, strips * w.tile_bytes + S::kXBytes);
-    const uint8_t* from = p.strips.data + (strip * w.tiles + k) * w.tile_bytes;
-    for (int i = 0; i < strips; ++i) {
-      ptx::bulk_copy(to + i * w.tile_bytes, from + i * w.tiles * w.tile_bytes, w.tile_bytes, full, policy);
+    if (lane == 0) ptx::barrier_expect(full, strips * w.tile_bytes + S::kXBytes);
+    __syncwarp();
+    if (lane < strips) {
+      const uint8_t* from = p.strips.data + ((strip + lane) * w.tiles + k) * w.tile_bytes;
+      ptx::bulk_copy(to + lane * w.tile_bytes, from, w.tile_bytes, full, policy);
     }
   }
   __device__ void copy_x(const Tile& tile, int k, int stage) const {
     const uint32_t to = smem.ring + stage * plan.stage_bytes, full = smem.full + 8 * stage;
     const int column = k * StripLayout::kCols, row = static_cast<int>(tile.token_block) * S::kTokens;
-    ptx::box_copy(to, x_map, column, row, full);
-    ptx::box_copy(to + S::kXBytes / 2, x_map, column + kBoxCols, row, full);
+    if (lane < 2) ptx::box_copy(to + lane * S::kXBytes / 2, x_map, column + lane * kBoxCols, row, full);
   }
   __device__ void run(const Share& share) const {
-    const uint64_t policy = plan.token_blocks == 1 ? ptx::evict_first_policy() : ptx::evict_last_policy();
+    const uint64_t policy = plan.token_blocks == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
     // The weight's part of the first round does not wait for the kernel before.
     const Tile first = tile_at(plan, share.first_tile);
     const int early = min(plan.stages, share.end_k - share.first_k);
@@ -163,6 +171,24 @@ struct Producer {
 
 // ---- The consumers ----
 
+// What a consumer sees of the ring.
+struct Ring {
+  uint32_t data, full, empty;
+  int stages, stage_bytes;
+  Cursor cursor;
+
+  // The next stage, once it is there.
+  __device__ int take() {
+    ptx::barrier_wait(full + 8 * cursor.at, cursor.parity);
+    const int stage = cursor.at;
+    cursor.advance(stages);
+    return stage;
+  }
+  __device__ uint32_t address(int stage) const { return data + stage * stage_bytes; }
+  // By one lane of every consumer warp.
+  __device__ void give_back(int stage) const { ptx::barrier_arrive(empty + 8 * stage); }
+};
+
 template <class S, qf_format Format, class T>
 struct Consumer {
   using Codes = StripCodes<Format, T>;
@@ -171,49 +197,85 @@ struct Consumer {
   int warp, lane;  // of the consumers
   float totals[kSums];
 
-  // totals += a tile's sums * scales. `stage`: x, then the strips.
-  __device__ void add_tile(uint32_t stage) {
-    const char* tile =
-        static_cast<const char*>(__cvta_shared_to_generic(stage + S::kXBytes)) + warp * w.tile_bytes;
-    uint4 vectors[Codes::kTileVectors];
-#pragma unroll
-    for (int i = 0; i < Codes::kTileVectors; ++i)
-      vectors[i] = reinterpret_cast<const uint4*>(tile)[i * 32 + lane];
-    const uint64_t x[2] = {ptx::swizzled_rows(stage), ptx::swizzled_rows(stage + S::kXBytes / 2)};
-    const auto* scales = reinterpret_cast<const float*>(tile + w.scale_offset()) + lane / 4;
-    const auto* zeros = reinterpret_cast<const int8_t*>(tile + w.zero_offset()) + lane / 4;
-    if (w.groups == 1) add_groups<1>(vectors, x, scales, zeros);
-    else if (w.groups == 2) add_groups<2>(vectors, x, scales, zeros);
-    else add_groups<4>(vectors, x, scales, zeros);
+  // A warp's tile in a stage: x comes first, then the strips.
+  __device__ const char* tile_in(uint32_t stage) const {
+    return static_cast<const char*>(__cvta_shared_to_generic(stage + S::kXBytes)) + warp * w.tile_bytes;
   }
 
+  // totals = the sum over the next `count` stages.
+  //
+  // The steps go to the tensor cores in batches, and while one is there the next is decoded, from the next stage
+  // if need be: two sets of registers take turns as operands. At the end of a group its sums are scaled.
   template <int kGroups>
-  __device__ __forceinline__ void add_groups(const uint4 (&vectors)[Codes::kTileVectors],
-                                             const uint64_t (&x)[2], const float* scales,
-                                             const int8_t* zeros) {
+  __device__ __forceinline__ void multiply(Ring& ring, int count) {
     constexpr int kGroupSteps = kSteps / kGroups;
+    constexpr int kBatch = kGroupSteps < S::kBatch ? kGroupSteps : S::kBatch;
+    constexpr int kBatches = kSteps / kBatch, kGroupBatches = kGroupSteps / kBatch;
+    uint4 vectors[Codes::kTileVectors];
     const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
+    uint32_t a[2][kBatch][4];
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      float sums[kSums];
-      const float scale[2] = {scales[group * 16], scales[group * 16 + 8]};
+    for (float& total : totals) total = 0.0f;
+
+    const auto load_codes = [&](const char* tile) {
+#pragma unroll
+      for (int i = 0; i < Codes::kTileVectors; ++i) vectors[i] = reinterpret_cast<const uint4*>(tile)[i * 32 + lane];
+    };
+    const auto decode = [&]<int kIndex>(const char* tile, std::integral_constant<int, kIndex>) {
+      const auto* zeros = reinterpret_cast<const int8_t*>(tile + w.zero_offset()) + lane / 4;
+      constexpr int kFirst = kIndex * kBatch, kGroup = kFirst / kGroupSteps;
       uint32_t offsets[2] = {Codes::offset(0), Codes::offset(0)};
       if (is_integer(Format) && w.has_zeros) {
-        offsets[0] = Codes::offset(zeros[group * 16]), offsets[1] = Codes::offset(zeros[group * 16 + 8]);
+        offsets[0] = Codes::offset(zeros[kGroup * 16]), offsets[1] = Codes::offset(zeros[kGroup * 16 + 8]);
       }
-      uint32_t a[2][4];
 #pragma unroll
-      for (int i = 0; i < kGroupSteps; ++i) {
-        const int step = group * kGroupSteps + i;
-        if (i >= 2) ptx::wgmma_wait<1>();  // the registers of two steps ago are free
-        Codes::decode(words + step * Codes::kStepWords, offsets, a[i % 2]);
+      for (int i = 0; i < kBatch; ++i) {
+        Codes::decode(words + (kFirst + i) * Codes::kStepWords, offsets, a[kIndex % 2][i]);
+      }
+      ptx::wgmma_fence();  // also keeps the compiler from doing this after the wait that follows
+    };
+
+    int stage = ring.take(), next = stage;
+    load_codes(tile_in(ring.address(stage)));
+    decode(tile_in(ring.address(stage)), std::integral_constant<int, 0>{});
+#pragma unroll 1
+    for (int left = count; left > 0; --left) {
+      const uint32_t at = ring.address(stage);
+      const uint64_t x[2] = {ptx::swizzled_rows(at), ptx::swizzled_rows(at + S::kXBytes / 2)};
+      const auto* scales = reinterpret_cast<const float*>(tile_in(at) + w.scale_offset()) + lane / 4;
+      float sums[kSums];
+      const auto run_batch = [&]<int kIndex>(std::integral_constant<int, kIndex>) {
+        constexpr int kFirst = kIndex * kBatch, kGroup = kFirst / kGroupSteps;
         ptx::wgmma_fence();
-        ptx::wgmma<T>(sums, a[i % 2], x[step / 4] + step % 4 * 2, i > 0);
-        ptx::wgmma_commit();
-      }
-      ptx::wgmma_wait<0>();
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) totals[i] = fmaf(sums[i], scale[i / 2 % 2], totals[i]);
+        for (int i = 0; i < kBatch; ++i) {
+          const int step = kFirst + i;
+          ptx::wgmma<T>(sums, a[kIndex % 2][i], x[step / 4] + step % 4 * 2, step % kGroupSteps > 0);
+        }
+        ptx::wgmma_commit();
+        if constexpr (kIndex + 1 < kBatches) {
+          ptx::wgmma_wait<1>();  // the batch before is done with its registers
+          decode(tile_in(at), std::integral_constant<int, kIndex + 1>{});
+        } else {
+          if (left > 1) {
+            next = ring.take();
+            load_codes(tile_in(ring.address(next)));
+          }
+          ptx::wgmma_wait<1>();
+          decode(tile_in(ring.address(next)), std::integral_constant<int, 0>{});  // the last time of no use
+        }
+        if constexpr (kIndex % kGroupBatches == kGroupBatches - 1) {
+          const float scale[2] = {scales[kGroup * 16], scales[kGroup * 16 + 8]};
+          ptx::wgmma_wait<0>();
+#pragma unroll
+          for (int i = 0; i < kSums; ++i) totals[i] = fmaf(sums[i], scale[i / 2 % 2], totals[i]);
+        }
+      };
+      [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+        (run_batch(std::integral_constant<int, kIndex>{}), ...);
+      }(std::make_integer_sequence<int, kBatches>{});
+      if (lane == 0) ring.give_back(stage);
+      stage = next;
     }
   }
 
@@ -230,91 +292,115 @@ struct Consumer {
 
 using linear::kUnit;
 
-// v = the totals of 8 rows, of all ranks.
-__device__ __forceinline__ void add_ranks(const Plan& plan, uint32_t totals, int offset, float (&v)[kUnit]) {
+// The sums of some tokens of a tile: `parts` of them, [tokens][kTotalsStride] each, to be added in this order.
+struct Sums {
+  const float* data;
+  int parts, first_token, tokens;
+};
+
+__device__ __forceinline__ void add_parts(const Sums& sums, int offset, float (&v)[kUnit]) {
 #pragma unroll
-  for (int i = 0; i < kUnit; ++i) v[i] = 0.0f;
-  for (int rank = 0; rank < plan.splits; ++rank) {
+  for (int i = 0; i < kUnit; ++i) v[i] = sums.data[offset + i];
+#pragma unroll 4
+  for (int part = 1; part < sums.parts; ++part) {
+    const float* more = sums.data + part * sums.tokens * kTotalsStride + offset;
 #pragma unroll
-    for (int i = 0; i < kUnit; i += 4) {
-      const float4 part = ptx::load_from_block(totals + (offset + i) * 4, rank);
-      v[i] += part.x, v[i + 1] += part.y, v[i + 2] += part.z, v[i + 3] += part.w;
-    }
+    for (int i = 0; i < kUnit; ++i) v[i] += more[i];
   }
 }
 
-// The outputs of a tile's tokens [first, end), by the consumers together.
 template <class S>
-__device__ void finish_tile(const Problem& p, const Plan& plan, float* staged, const Tile& tile,
-                            uint32_t totals, int first, int end, int thread) {
-  const bool is_gated = p.weight.is_gated;
-  const int units = kRows / kUnit / (is_gated ? 2 : 1);  // of a token
-  const int64_t token0 = tile.token_block * S::kTokens;
-  for (int i = first * units + thread; i < end * units; i += kConsumers * kGroupThreads) {
+__device__ void finish_tile(const Problem& p, float* staged, const Tile& tile, const Sums& sums, int thread) {
+  const int rows = p.weight.is_gated ? 2 * kUnit : kUnit;  // of the weight, for a unit of y
+  const int units = kRows / rows;                          // of a token
+  const int64_t first_row = tile.token_block * S::kTokens + sums.first_token;
+  const int64_t first_col = tile.row_block * units * kUnit;
+#pragma unroll 1
+  for (int i = thread; i < sums.tokens * units; i += kConsumerThreads) {
     const int token = i / units, unit = i % units;
-    const int64_t row = token0 + token, col = (tile.row_block * units + unit) * kUnit;
+    const int64_t row = first_row + token, col = first_col + unit * kUnit;
     if (row >= p.m || col >= p.n_out) continue;
-    const int offset = token * kTotalsStride + unit * kUnit * (is_gated ? 2 : 1);
+    const int offset = token * kTotalsStride + unit * rows;
     float v[kUnit], up[kUnit] = {};
-    add_ranks(plan, totals, offset, v);
-    if (is_gated) add_ranks(plan, totals, offset + kUnit, up);
+    add_parts(sums, offset, v);
+    if (p.weight.is_gated) add_parts(sums, offset + kUnit, up);
     linear::finish_unit(p, staged, row, col, v, up);
   }
 }
 
 // ---- The kernel ----
 
+__device__ __forceinline__ void sync_consumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kConsumerThreads) : "memory");
+}
+
+// Sends every rank the totals of its tokens; returns what the ranks sent of this one's.
+template <class S>
+__device__ Sums exchange_totals(const Plan& plan, const Smem<S>& smem, int rank, int thread) {
+  const int tokens = S::kTokens / plan.splits;
+  const uint32_t bytes = tokens * kTotalsStride * 4;
+  ptx::copy_fence();
+  sync_consumers();
+  ptx::cluster_wait();  // all have initialised their barriers
+  if (thread < plan.splits) {
+    ptx::copy_to_block(smem.inbox + rank * bytes, smem.totals + thread * bytes, bytes, smem.arrived, thread);
+  }
+  ptx::barrier_wait(smem.arrived, 0);
+  ptx::cluster_arrive();  // whoever sent to this block may leave
+  return {static_cast<const float*>(__cvta_shared_to_generic(smem.inbox)), plan.splits, rank * tokens, tokens};
+}
+
 template <class S, qf_format Format, class T>
-__global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
+__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map, const Plan plan,
            float* staged) {
   extern __shared__ __align__(1024) char shared[];
   const Smem<S> smem(plan, shared);
   const Share share = share_of(plan, p.strips.layout);
+  const bool is_split = S::kMaxSplits > 1 && plan.splits > 1;
   ptx::allow_next_kernel();
   if (threadIdx.x == 0) {
+    ptx::prefetch_map(x_map);
     for (int i = 0; i < plan.stages; ++i) {
       ptx::barrier_init(smem.full + 8 * i, 1);
-      ptx::barrier_init(smem.empty + 8 * i, kConsumers * 4);
+      ptx::barrier_init(smem.empty + 8 * i, kConsumerWarps);
     }
+    ptx::barrier_init(smem.arrived, 1);
     ptx::barrier_init_fence();
+    if (is_split) ptx::barrier_expect(smem.arrived, S::kTotalsBytes);
   }
   __syncthreads();
+  if (is_split) ptx::cluster_arrive();
 
-  if (threadIdx.x < kGroupThreads) {
-    if constexpr (S::kBlocksPerSm == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-    if (threadIdx.x == 0) Producer<S>{p, plan, x_map, smem}.run(share);
-    if (plan.splits > 1) {
-      __syncwarp();
-      ptx::cluster_sync();
-      ptx::cluster_sync();
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread >= kConsumerThreads) {
+    if constexpr (S::kTradesRegisters) asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    if (thread < kConsumerThreads + 32) Producer<S>{p, plan, x_map, smem, thread % 32}.run(share);
+    if (is_split) {
+      ptx::cluster_wait();
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
     }
     return;
   }
-  if constexpr (S::kBlocksPerSm == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+  if constexpr (S::kTradesRegisters) asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
   ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
-  const int thread = threadIdx.x - kGroupThreads;
-  const auto sync_consumers = [] {
-    asm volatile("bar.sync 1, %0;" ::"n"(kConsumers * kGroupThreads) : "memory");
-  };
+  auto* totals = static_cast<float*>(__cvta_shared_to_generic(smem.totals));
   Consumer<S, Format, T> consumer = {p.strips.layout, thread / 32, thread % 32, {}};
-  Cursor cursor;
+  Ring ring = {smem.ring, smem.full, smem.empty, plan.stages, plan.stage_bytes, {}};
+  const int groups = p.strips.layout.groups, count = share.end_k - share.first_k;
   for (int64_t index = share.first_tile; index < share.tiles; index += share.tile_step) {
-#pragma unroll
-    for (float& total : consumer.totals) total = 0.0f;
-    for (int k = share.first_k; k < share.end_k; ++k, cursor.advance(plan.stages)) {
-      ptx::barrier_wait(smem.full + 8 * cursor.at, cursor.parity);
-      consumer.add_tile(smem.ring + cursor.at * plan.stage_bytes);
-      if (consumer.lane == 0) ptx::barrier_arrive(smem.empty + 8 * cursor.at);
-    }
+    if (groups == 1) consumer.template multiply<1>(ring, count);
+    else if (groups == 2) consumer.template multiply<2>(ring, count);
+    else consumer.template multiply<4>(ring, count);
     sync_consumers();  // everyone is done with the totals of the tile before
-    consumer.store_totals(static_cast<float*>(__cvta_shared_to_generic(smem.totals)));
-    if (plan.splits > 1) ptx::cluster_sync();
+    consumer.store_totals(totals);
+    Sums sums = {totals, 1, 0, S::kTokens};
+    if (is_split) sums = exchange_totals<S>(plan, smem, share.rank, thread);
     else sync_consumers();
-    finish_tile<S>(p, plan, staged, tile_at(plan, index), smem.totals, S::kTokens * share.rank / plan.splits,
-                   S::kTokens * (share.rank + 1) / plan.splits, thread);
-    if (plan.splits > 1) ptx::cluster_sync();  // nobody leaves while others read its totals; one tile a block
+    finish_tile<S>(p, staged, tile_at(plan, index), sums, thread);
   }
+  if (is_split) ptx::cluster_wait();
 }
 
 // ---- The host's side ----
@@ -329,6 +415,13 @@ Verdict accepts(const Problem& p) {
       .require(p.m < 1ll << 31, "m is 2^31 or more");
 }
 
+// As few as hold all tokens; 128 only where that leaves most SMs a block.
+int tokens_of_block(const Problem& p) {
+  const int64_t tiles = ceil_div(p.strips.layout.strips, kStrips) * ceil_div(p.m, 128);
+  if (p.m <= 32) return p.m <= 16 ? 16 : 32;
+  return p.m <= 64 || tiles * 4 < 3 * gpu_num_sms(p.device.id) ? 64 : 128;
+}
+
 template <class S>
 Plan make_plan(const Problem& p) {
   constexpr int kSmemOfSm = 227 * 1024, kReserved = 1024;  // a block takes 1 KB more than it asks for
@@ -339,12 +432,14 @@ Plan make_plan(const Problem& p) {
   const int64_t tiles = plan.row_blocks * plan.token_blocks;
   const int64_t places = static_cast<int64_t>(gpu_num_sms(p.device.id)) * S::kBlocksPerSm;
   plan.splits = 1;
-  while (plan.splits < 8 && tiles * plan.splits * 2 <= places && w.tiles >= 4 * plan.splits) plan.splits *= 2;
+  while (plan.splits < S::kMaxSplits && tiles * plan.splits * 2 <= places && w.tiles >= 4 * plan.splits)
+    plan.splits *= 2;
   plan.grid = static_cast<int32_t>(plan.splits > 1 ? tiles * plan.splits : std::min(tiles, places));
   plan.stage_bytes = static_cast<int32_t>(round_up(S::kXBytes + kStrips * w.tile_bytes, 1024));
-  const int budget = kSmemOfSm / S::kBlocksPerSm - kReserved - S::kTotalsBytes - kBarrierBytes;
-  plan.stages = std::min({budget / plan.stage_bytes, kMaxStages});
-  plan.smem_bytes = plan.stages * plan.stage_bytes + S::kTotalsBytes + kBarrierBytes;
+  const int others = S::kTotalsBytes * (plan.splits > 1 ? 2 : 1) + kBarrierBytes;
+  const int budget = kSmemOfSm / S::kBlocksPerSm - kReserved - others;
+  plan.stages = std::min(budget / plan.stage_bytes, kMaxStages);
+  plan.smem_bytes = plan.stages * plan.stage_bytes + others;
   return plan;
 }
 
@@ -352,7 +447,7 @@ template <class S, qf_format Format, class T>
 void launch_shape(const Problem& p, float* staged, const Launch& launch) {
   const Plan plan = make_plan<S>(p);
   const CUtensorMap x_map = row_boxes(p.x, S::kTokens);
-  LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(kThreads),
+  LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(S::kThreads),
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
   shape.cluster = static_cast<unsigned>(plan.splits);
   launch_kernel("linear_wgmma_sm90", kernel<S, Format, T>, shape, launch, p, x_map, plan, staged);
@@ -363,9 +458,10 @@ void launch(const Problem& problem, const Launch& launch) {
     choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
       choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
         using T = std::conditional_t<is_bf16.value, bf16, f16>;
-        if (p.m <= 16) launch_shape<Shape<16>, format.value, T>(p, staged, launch);
-        else if (p.m <= 32) launch_shape<Shape<32>, format.value, T>(p, staged, launch);
-        else if (p.m <= 64) launch_shape<Shape<64>, format.value, T>(p, staged, launch);
+        const int tokens = tokens_of_block(p);
+        if (tokens == 16) launch_shape<Shape<16>, format.value, T>(p, staged, launch);
+        else if (tokens == 32) launch_shape<Shape<32>, format.value, T>(p, staged, launch);
+        else if (tokens == 64) launch_shape<Shape<64>, format.value, T>(p, staged, launch);
         else launch_shape<Shape<128>, format.value, T>(p, staged, launch);
       });
     });

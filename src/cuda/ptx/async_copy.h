@@ -47,9 +47,9 @@ __device__ __forceinline__ uint64_t evict_first_policy() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-__device__ __forceinline__ uint64_t evict_last_policy() {
+__device__ __forceinline__ uint64_t evict_normal_policy() {
   uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 // A run of bytes: a multiple of 16, and so are the addresses.
@@ -73,6 +73,12 @@ __device__ __forceinline__ void box_copy(uint32_t to, const CUtensorMap& map, in
       : "memory");
 }
 
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+// Ordinary stores to shared memory before, copies that read it after.
+__device__ __forceinline__ void copy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // ---- Clusters ----
 
 __device__ __forceinline__ uint32_t cluster_rank() {
@@ -80,18 +86,24 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+// Orders no memory: for barriers just initialised (with the fence above), and for staying until all are done.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
-__device__ __forceinline__ float4 load_from_block(uint32_t shared_address, uint32_t rank) {
-  float4 v;
-  uint32_t remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(remote)
-               : "memory");
-  return v;
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+// From this block's shared memory to the same or another address in that of block `rank`, whose barrier counts
+// the bytes.
+__device__ __forceinline__ void copy_to_block(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier,
+                                              uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 remote_to, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote_to, %0, %4;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [remote_to], [%1], %2, "
+      "[remote_barrier];\n}" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier), "r"(rank)
+      : "memory");
 }
 
 }  // namespace quantfuse::ptx
