@@ -9,17 +9,30 @@ namespace quantfuse::linear {
 
 inline constexpr int kUnit = 8;
 
+// Two numbers of 16 bits in a word.
+template <class T>
+__device__ uint32_t pack_two(float low, float high) {
+  T first, second;
+  from_float(low, first), from_float(high, second);
+  return first.bits | static_cast<uint32_t>(second.bits) << 16;
+}
+template <class T>
+__device__ void unpack_two(uint32_t word, float& low, float& high) {
+  low = to_float(T{static_cast<uint16_t>(word)}), high = to_float(T{static_cast<uint16_t>(word >> 16)});
+}
+
 template <class T>
 __device__ void load_numbers(const T* from, int count, float (&v)[kUnit]) {
-  if (sizeof(T) == 2 && count == kUnit && reinterpret_cast<uint64_t>(from) % 16 == 0) {
-    const uint4 words = *reinterpret_cast<const uint4*>(from);
-    const T* numbers = reinterpret_cast<const T*>(&words);
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) v[i] = to_float(numbers[i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) v[i] = i < count ? to_float(from[i]) : 0.0f;
+  if constexpr (sizeof(T) == 2) {
+    if (count == kUnit && reinterpret_cast<uint64_t>(from) % 16 == 0) {
+      const uint4 words = *reinterpret_cast<const uint4*>(from);
+      unpack_two<T>(words.x, v[0], v[1]), unpack_two<T>(words.y, v[2], v[3]);
+      unpack_two<T>(words.z, v[4], v[5]), unpack_two<T>(words.w, v[6], v[7]);
+      return;
+    }
   }
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) v[i] = i < count ? to_float(from[i]) : 0.0f;
 }
 
 // Columns [col, col + count) of a row of any float type.
@@ -32,18 +45,22 @@ __device__ __forceinline__ void load_unit(const void* data, DType dtype, int64_t
 
 template <class T>
 __device__ void store_numbers(T* to, int count, const float (&v)[kUnit]) {
-  if (sizeof(T) == 2 && count == kUnit && reinterpret_cast<uint64_t>(to) % 16 == 0) {
-    uint4 words;
-    T* numbers = reinterpret_cast<T*>(&words);
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) from_float(v[i], numbers[i]);
-    *reinterpret_cast<uint4*>(to) = words;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      if (i < count) from_float(v[i], to[i]);
+  if constexpr (sizeof(T) == 2) {
+    if (count == kUnit && reinterpret_cast<uint64_t>(to) % 16 == 0) {
+      *reinterpret_cast<uint4*>(to) = {pack_two<T>(v[0], v[1]), pack_two<T>(v[2], v[3]),
+                                       pack_two<T>(v[4], v[5]), pack_two<T>(v[6], v[7])};
+      return;
     }
   }
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    if (i < count) from_float(v[i], to[i]);
+  }
+}
+
+// Not inlined: it is long, and eight of it are no better.
+static __device__ __noinline__ uint8_t encode_on_device(qf_format format, float v) {
+  return encode_value(format, v, 0);
 }
 
 // As finish_device() for the outputs from `col` on, those of them that there are.
@@ -80,9 +97,9 @@ __device__ __forceinline__ void finish_unit(const Problem& p, float* staged, int
     store_numbers(staged + row * p.n_out + col, count, v);
   } else if (p.out.is_quantized()) {
     const float inverse = 1.0f / *static_cast<const float*>(p.out.scale.data);
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      static_cast<uint8_t*>(y.data)[at + i] = encode_value(p.out.format, v[i] * inverse, 0);
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      if (i < count) static_cast<uint8_t*>(y.data)[at + i] = encode_on_device(p.out.format, v[i] * inverse);
     }
   } else if (y.dtype == DType::bf16) {
     store_numbers(static_cast<bf16*>(y.data) + at, count, v);

@@ -9,7 +9,7 @@
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing is
 // rounded that the formula does not round.
 //
-// A block has a producer warp and two warpgroups of consumers, each 64 rows of the weight (a strip a warp) by
+// A block has producer warps and two warpgroups of consumers, each 64 rows of the weight (a strip a warp) by
 // kTokens tokens; while one scales its sums, decodes or waits, the other keeps the tensor cores busy. Stages of
 // the ring are a tile: 128 columns. With few tiles of y the blocks of a cluster split k; each sends its totals
 // to the blocks that the tokens belong to, and they add them in the order of k:
@@ -38,7 +38,7 @@ using linear::Problem;
 using linear::StripLayout;
 namespace {
 
-constexpr int kConsumerWarps = 8, kConsumerThreads = 32 * kConsumerWarps;  // two warpgroups
+constexpr int kConsumerWarps = 8, kConsumerThreads = 32 * kConsumerWarps;      // two warpgroups
 constexpr int kStrips = kConsumerWarps, kRows = kStrips * StripLayout::kRows;  // of a block
 constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
 constexpr int kBoxCols = 64;              // 128 bytes: what a swizzled row has
@@ -52,11 +52,13 @@ struct Shape {
   static constexpr int kXBytes = kTokens * StripLayout::kCols * 2;  // of a stage
   static constexpr int kTotalsBytes = kTokens * kTotalsStride * 4;
   static constexpr int kBlocksPerSm = kTokens <= 32 ? 2 : 1;
-  static constexpr int kBatch = kTokens <= 32 ? 2 : 4;  // steps, as many as registers allow
+  static constexpr int kBatch = kTokens == 32 ? 2 : 4;  // steps, as many as registers allow
   // Many sums need more registers than all threads can have: whole warpgroups may trade theirs.
   static constexpr bool kTradesRegisters = kTokens > 64;
-  static constexpr int kThreads = kConsumerThreads + (kTradesRegisters ? 128 : 32);
-  static constexpr int kMaxSplits = kTokens <= 64 ? 4 : 1;  // with more tokens there is no room for others' totals
+  static constexpr int kProducers = kTokens <= 32 ? 2 : 4;  // warps
+  static constexpr int kThreads = kConsumerThreads + 32 * kProducers;
+  static constexpr int kMaxSplits =
+      kTokens <= 64 ? 4 : 1;  // with more tokens there is no room for others' totals
 };
 
 // How a call is laid out on the GPU.
@@ -119,32 +121,40 @@ __device__ Share share_of(const Plan& plan, const StripLayout& w) {
           tiles * rank / plan.splits, tiles * (rank + 1) / plan.splits, rank};
 }
 
-// ---- The producer: one warp, a lane for each strip ----
+// ---- The producers: one thread of each warp ----
 
+// The strips of a stage are divided among the warps, because a thread takes some 100 cycles to start a copy.
 template <class S>
 struct Producer {
+  static constexpr int kStripsEach = kStrips / S::kProducers;
+  static_assert(S::kProducers >= 2);
   const Problem& p;
   const Plan& plan;
   const CUtensorMap& x_map;
   const Smem<S> smem;
-  int lane;
+  int warp;  // of the producers
 
   __device__ void copy_weight(const Tile& tile, int k, int stage, uint64_t policy) const {
     const StripLayout& w = p.strips.layout;
-    const int64_t strip = tile.row_block * kStrips;
-    const int strips = static_cast<int>(min(w.strips - strip, int64_t{kStrips}));
-    const uint32_t full = smem.full + 8 * stage, to = smem.ring + stage * plan.stage_bytes + S::kXBytes;
-    if (lane == 0) ptx::barrier_expect(full, strips * w.tile_bytes + S::kXBytes);
-    __syncwarp();
-    if (lane < strips) {
-      const uint8_t* from = p.strips.data + ((strip + lane) * w.tiles + k) * w.tile_bytes;
-      ptx::bulk_copy(to + lane * w.tile_bytes, from, w.tile_bytes, full, policy);
+    const int64_t first = tile.row_block * kStrips + warp * kStripsEach;
+    const int strips = static_cast<int>(max(min(w.strips - first, int64_t{kStripsEach}), int64_t{0}));
+    const uint32_t full = smem.full + 8 * stage;
+    uint32_t to = smem.ring + stage * plan.stage_bytes + S::kXBytes + warp * kStripsEach * w.tile_bytes;
+    ptx::barrier_expect(full, strips * w.tile_bytes + (warp < 2 ? S::kXBytes / 2 : 0));
+    const uint8_t* from = p.strips.data + (first * w.tiles + k) * w.tile_bytes;
+    const int64_t strip_bytes = w.tiles * w.tile_bytes;
+#pragma unroll
+    for (int i = 0; i < kStripsEach; ++i, to += w.tile_bytes, from += strip_bytes) {
+      if (i < strips) ptx::bulk_copy(to, from, w.tile_bytes, full, policy);
     }
   }
   __device__ void copy_x(const Tile& tile, int k, int stage) const {
-    const uint32_t to = smem.ring + stage * plan.stage_bytes, full = smem.full + 8 * stage;
-    const int column = k * StripLayout::kCols, row = static_cast<int>(tile.token_block) * S::kTokens;
-    if (lane < 2) ptx::box_copy(to + lane * S::kXBytes / 2, x_map, column + lane * kBoxCols, row, full);
+    if (warp >= 2) return;
+    const int column = k * StripLayout::kCols + warp * kBoxCols;
+    const int row = static_cast<int>(tile.token_block) * S::kTokens;
+    const uint32_t to = smem.ring + stage * plan.stage_bytes + warp * S::kXBytes / 2,
+                   full = smem.full + 8 * stage;
+    ptx::box_copy(to, x_map, column, row, full);
   }
   __device__ void run(const Share& share) const {
     const uint64_t policy = plan.token_blocks == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
@@ -219,7 +229,8 @@ struct Consumer {
 
     const auto load_codes = [&](const char* tile) {
 #pragma unroll
-      for (int i = 0; i < Codes::kTileVectors; ++i) vectors[i] = reinterpret_cast<const uint4*>(tile)[i * 32 + lane];
+      for (int i = 0; i < Codes::kTileVectors; ++i)
+        vectors[i] = reinterpret_cast<const uint4*>(tile)[i * 32 + lane];
     };
     const auto decode = [&]<int kIndex>(const char* tile, std::integral_constant<int, kIndex>) {
       const auto* zeros = reinterpret_cast<const int8_t*>(tile + w.zero_offset()) + lane / 4;
@@ -241,7 +252,6 @@ struct Consumer {
 #pragma unroll 1
     for (int left = count; left > 0; --left) {
       const uint32_t at = ring.address(stage);
-      const uint64_t x[2] = {ptx::swizzled_rows(at), ptx::swizzled_rows(at + S::kXBytes / 2)};
       const auto* scales = reinterpret_cast<const float*>(tile_in(at) + w.scale_offset()) + lane / 4;
       float sums[kSums];
       const auto run_batch = [&]<int kIndex>(std::integral_constant<int, kIndex>) {
@@ -250,7 +260,8 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           const int step = kFirst + i;
-          ptx::wgmma<T>(sums, a[kIndex % 2][i], x[step / 4] + step % 4 * 2, step % kGroupSteps > 0);
+          const uint64_t x = ptx::swizzled_rows(at + step / 4 * (S::kXBytes / 2), step % 4);
+          ptx::wgmma<T>(sums, a[kIndex % 2][i], x, step % kGroupSteps > 0);
         }
         ptx::wgmma_commit();
         if constexpr (kIndex + 1 < kBatches) {
@@ -273,7 +284,8 @@ struct Consumer {
       };
       [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
         (run_batch(std::integral_constant<int, kIndex>{}), ...);
-      }(std::make_integer_sequence<int, kBatches>{});
+      }
+      (std::make_integer_sequence<int, kBatches>{});
       if (lane == 0) ring.give_back(stage);
       stage = next;
     }
@@ -347,7 +359,8 @@ __device__ Sums exchange_totals(const Plan& plan, const Smem<S>& smem, int rank,
   }
   ptx::barrier_wait(smem.arrived, 0);
   ptx::cluster_arrive();  // whoever sent to this block may leave
-  return {static_cast<const float*>(__cvta_shared_to_generic(smem.inbox)), plan.splits, rank * tokens, tokens};
+  return {static_cast<const float*>(__cvta_shared_to_generic(smem.inbox)), plan.splits, rank * tokens,
+          tokens};
 }
 
 template <class S, qf_format Format, class T>
@@ -362,7 +375,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   if (threadIdx.x == 0) {
     ptx::prefetch_map(x_map);
     for (int i = 0; i < plan.stages; ++i) {
-      ptx::barrier_init(smem.full + 8 * i, 1);
+      ptx::barrier_init(smem.full + 8 * i, S::kProducers);
       ptx::barrier_init(smem.empty + 8 * i, kConsumerWarps);
     }
     ptx::barrier_init(smem.arrived, 1);
@@ -375,7 +388,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   const int thread = static_cast<int>(threadIdx.x);
   if (thread >= kConsumerThreads) {
     if constexpr (S::kTradesRegisters) asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-    if (thread < kConsumerThreads + 32) Producer<S>{p, plan, x_map, smem, thread % 32}.run(share);
+    if (thread % 32 == 0) Producer<S>{p, plan, x_map, smem, thread / 32 - kConsumerWarps}.run(share);
+    __syncwarp();
     if (is_split) {
       ptx::cluster_wait();
       ptx::cluster_arrive();
@@ -415,11 +429,12 @@ Verdict accepts(const Problem& p) {
       .require(p.m < 1ll << 31, "m is 2^31 or more");
 }
 
-// As few as hold all tokens; 128 only where that leaves most SMs a block.
+// As few as hold all tokens, but for weights of few rows, where more blocks of fewer tokens use more SMs.
 int tokens_of_block(const Problem& p) {
-  const int64_t tiles = ceil_div(p.strips.layout.strips, kStrips) * ceil_div(p.m, 128);
+  const int64_t row_blocks = ceil_div(p.strips.layout.strips, kStrips), sms = gpu_num_sms(p.device.id);
   if (p.m <= 32) return p.m <= 16 ? 16 : 32;
-  return p.m <= 64 || tiles * 4 < 3 * gpu_num_sms(p.device.id) ? 64 : 128;
+  if (p.m <= 64) return 64;
+  return row_blocks * ceil_div(p.m, 128) * 4 < 3 * sms ? 64 : 128;
 }
 
 template <class S>
@@ -431,10 +446,14 @@ Plan make_plan(const Problem& p) {
   plan.token_blocks = ceil_div(p.m, S::kTokens);
   const int64_t tiles = plan.row_blocks * plan.token_blocks;
   const int64_t places = static_cast<int64_t>(gpu_num_sms(p.device.id)) * S::kBlocksPerSm;
+  // Clusters of 4 do not fill the SMs: about a tenth is left over.
   plan.splits = 1;
-  while (plan.splits < S::kMaxSplits && tiles * plan.splits * 2 <= places && w.tiles >= 4 * plan.splits)
+  while (plan.splits < S::kMaxSplits &&
+         tiles * plan.splits * 2 <= (plan.splits == 1 ? places : places * 9 / 10) &&
+         w.tiles >= 4 * plan.splits) {
     plan.splits *= 2;
-  plan.grid = static_cast<int32_t>(plan.splits > 1 ? tiles * plan.splits : std::min(tiles, places));
+  }
+  plan.grid = static_cast<int32_t>(std::min(tiles, places / plan.splits) * plan.splits);
   plan.stage_bytes = static_cast<int32_t>(round_up(S::kXBytes + kStrips * w.tile_bytes, 1024));
   const int others = S::kTotalsBytes * (plan.splits > 1 ? 2 : 1) + kBarrierBytes;
   const int budget = kSmemOfSm / S::kBlocksPerSm - kReserved - others;

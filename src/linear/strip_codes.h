@@ -87,7 +87,8 @@ struct StripCodes {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // register i: row i % 2, columns 2q and 2q + 1, or 8 more
       if constexpr (Format == QF_INT4) {
-        a[i] = subtract_pair<T>(and_or(words[0] >> (4 * i), 0x000f000fu, Pair<T>::kMagicBits), offsets[i % 2]);
+        a[i] =
+            subtract_pair<T>(and_or(words[0] >> (4 * i), 0x000f000fu, Pair<T>::kMagicBits), offsets[i % 2]);
       } else if constexpr (Format == QF_INT8) {
         const uint32_t v = words[i % 2] >> (i < 2 ? 0 : 8);
         if constexpr (kHasByteMagic) {

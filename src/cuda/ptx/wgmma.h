@@ -14,9 +14,12 @@
 namespace quantfuse::ptx {
 
 // Where b is: rows of n, 64 numbers of k in each, 128 bytes swizzled by the copy that brought them; rows in
-// groups of 8, which are 1024 bytes. A step of 16 in k is 32 bytes, 2 more.
-__device__ __forceinline__ uint64_t swizzled_rows(uint32_t shared_address) {
-  return (1ull << 62) | (64ull << 32) | (1ull << 16) | (shared_address >> 4);
+// groups of 8, which are 1024 bytes. `step`: of 16 in k, 32 bytes. The upper half is the same for all.
+__device__ __forceinline__ uint64_t swizzled_rows(uint32_t shared_address, int step) {
+  const uint32_t low = ((shared_address >> 4) | 1u << 16) + 2 * step, high = 1u << 30 | 64u;
+  uint64_t descriptor;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(high));
+  return descriptor;
 }
 
 // Before the first product after its registers were written by anything else.
