@@ -170,18 +170,20 @@ class QuantizedWeight:
 
         They depend on the device and on what its processor can do: pack where you run, save the canonical
         form. ``drop_canonical`` lets go of codes, scales, zeros and g_idx. Where kernels read the canonical
-        form only (a CPU without AVX2, a CUDA device in this version) nothing changes.
+        form only (a CPU without AVX2; on a CUDA device weights with ``g_idx``, with floating zero points, or
+        with groups that are not 32, 64, a multiple of 128 or whole rows) nothing changes. On a CUDA device
+        this waits for the packing to end.
         """
         if self.packed is None:
             arguments = self._make_arguments()
             try:
                 size = weight_packed_bytes(*arguments)
+                if size == 0:
+                    return self
+                packed = _aligned_bytes(size, self._family, self.codes)
+                weight_pack(*arguments[:-1], self._family.output(packed, "packed"))
             except NotImplementedError:
                 return self
-            if size == 0:
-                return self
-            packed = _aligned_bytes(size, self._family, self.codes)
-            weight_pack(*arguments[:-1], self._family.output(packed, "packed"))
             self.packed = packed
         if drop_canonical:
             self.codes = self.scales = self.zeros = self.g_idx = None

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a user would call instead of this library: OpenBLAS and oneDNN, where they were found at build time.
+// What a user would call instead of this library: OpenBLAS and oneDNN, where they were found at build time,
+// and cuBLASLt, where it is found at run time.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "measure.h"
 #include "output.h"
+#include "quantfuse/quantfuse.h"
 
 namespace quantfuse::cli {
 
@@ -49,6 +51,18 @@ class Baselines {
   double cache_bytes_;
   bool has_onednn_ = false;
 };
+
+// A product of 16-bit matrices on a GPU, on copies of its data of its own.
+class GpuBaseline {
+ public:
+  virtual ~GpuBaseline() = default;
+  virtual void run(int copy, void* stream) = 0;
+  std::string name;
+  int copies = 1;
+};
+// Null where there is none for this type, or no library.
+std::unique_ptr<GpuBaseline> make_gpu_baseline(int id, const Shape& shape, qf_dtype dtype,
+                                               double cache_bytes);
 
 // The quickest, or null where there is none.
 const BaselineTiming* quickest(const std::vector<BaselineTiming>& timings);

@@ -116,7 +116,7 @@ int run_bench(const BenchOptions& options) {
   print_machine(machine);
 
   const Baselines baselines(machine.threads, machine.cache_bytes);
-  const bool has_baselines = options.has_baselines && device.type == QF_CPU;
+  const bool is_cpu = device.type == QF_CPU;
   const Table table = bench_table(jobs);
   table.print_titles();
   Json rows = Json::array();
@@ -131,7 +131,8 @@ int run_bench(const BenchOptions& options) {
     progress.step(job.label);
     try {
       report(measure_row(job.spec, machine,
-                         {options.seconds, job.kernel, has_baselines ? &baselines : nullptr}));
+                         {options.seconds, job.kernel, options.has_baselines && is_cpu ? &baselines : nullptr,
+                          options.has_baselines && !is_cpu}));
     } catch (const UsageError&) {
       throw;
     } catch (const std::runtime_error& e) {

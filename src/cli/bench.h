@@ -48,7 +48,8 @@ Json row_json(const Row&);
 struct RowOptions {
   double seconds = 0.3;
   std::string kernel;                    // "": the selected one
-  const Baselines* baselines = nullptr;  // null: none
+  const Baselines* baselines = nullptr;  // of the CPU; null: none
+  bool has_gpu_baselines = false;
 };
 // Throws std::runtime_error with the library's words where no kernel accepts or the run fails.
 Row measure_row(const Spec&, const Machine&, const RowOptions&);

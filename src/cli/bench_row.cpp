@@ -172,6 +172,17 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
             [&](int copy, void* stream) { check_status(plain->run(kernel, copy, stream)); }, row.copies,
             options.seconds);
       }
+      const auto* linear = std::get_if<cases::LinearSpec>(&spec);
+      auto baseline = options.has_gpu_baselines && linear
+                          ? make_gpu_baseline(machine.device.id, {linear->m, linear->n, linear->k},
+                                              linear->dtype, machine.cache_bytes)
+                          : nullptr;
+      if (baseline) {
+        const auto run = [&](int copy, void* stream) { baseline->run(copy, stream); };
+        row.baselines.push_back(
+            {baseline->name, measure_on_gpu(machine.device.id, run, baseline->copies, options.seconds)});
+        row.baseline = row.baselines.back();
+      }
     }
   }
 

@@ -45,12 +45,13 @@ ProblemOptions quantize_options(const char* format, int64_t rows, int64_t cols, 
   return o;
 }
 
+struct Layer {
+  const char* name;
+  int64_t n, k;
+  bool is_gated = false;
+};
+
 void add_llama_layers(Suite& suite) {
-  struct Layer {
-    const char* name;
-    int64_t n, k;
-    bool is_gated;
-  };
   for (const Layer& layer :
        {Layer{"llama-3-8b qkv", 6144, 4096, false}, Layer{"llama-3-8b o", 4096, 4096, false},
         Layer{"llama-3-8b gate_up", 28672, 4096, true}, Layer{"llama-3-8b down", 4096, 14336, false}}) {
@@ -106,6 +107,28 @@ std::vector<Spec> h200_suite() {
     int64_t group;
   };
   Suite suite;
+  for (const Layer& layer :
+       {Layer{"8B.qkv", 6144, 4096}, Layer{"8B.o", 4096, 4096}, Layer{"8B.gate_up", 28672, 4096},
+        Layer{"8B.down", 4096, 14336}, Layer{"7B.ffn", 11008, 4096}, Layer{"70B.gate_up", 57344, 8192},
+        Layer{"70B.down", 8192, 28672}}) {
+    suite.o = linear_options("int4", "bf16");
+    suite.o.n = layer.n, suite.o.k = layer.k;
+    for (const int64_t m : {1, 4, 16, 64, 256, 1024, 4096}) {
+      suite.o.m = m;
+      suite.add("linear", layer.name);
+    }
+  }
+  for (const char* weight : {"int8", "fp8", "mxfp4"}) {
+    suite.o = linear_options(weight, "bf16");
+    suite.o.n = 28672;
+    suite.add_each_m("linear", {1, 16, 64, 1024});
+  }
+  suite.o = linear_options("int4", "bf16");
+  suite.o.n = 28672, suite.o.is_gated = true, suite.o.activation = "silu";
+  suite.add_each_m("linear", {1, 16, 64});
+  suite.o = linear_options("int4", "bf16");
+  suite.o.has_bias = true, suite.o.activation = "silu";
+  suite.add_each_m("linear", {16, 1024});
   for (const Form& form : {Form{"int8", 0}, Form{"fp8", 0}, Form{"int8", 128}, Form{"fp8", 128}}) {
     for (const auto& [rows, cols] : {std::pair{1, 4096}, {64, 4096}, {4096, 4096}, {16384, 8192}}) {
       suite.o = quantize_options(form.format, rows, cols, form.group);

@@ -100,7 +100,7 @@ std::vector<Timing> measure_in_turns(std::vector<Contender> contenders, double s
 }
 
 int copies_beyond_cache(double bytes, double cache_bytes) {
-  const double wanted = std::ceil(3 * cache_bytes / std::max(bytes, 1.0)) + 1;
+  const double wanted = std::ceil(4 * cache_bytes / std::max(bytes, 1.0)) + 1;
   const double affordable = std::max(1.0, std::floor(kMaxCopyBytes / std::max(bytes, 1.0)));
   return static_cast<int>(std::min({wanted, affordable, static_cast<double>(kMaxCopies)}));
 }

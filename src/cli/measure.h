@@ -30,7 +30,7 @@ Timing measure(Contender contender, double seconds);
 // while, because somebody else is using it too, it is so for all of them.
 std::vector<Timing> measure_in_turns(std::vector<Contender> contenders, double seconds);
 
-// How many copies of `bytes` are more than three times the cache: by the time one comes round again it is
+// How many copies of `bytes` are more than four times the cache: by the time one comes round again it is
 // cold.
 int copies_beyond_cache(double bytes, double cache_bytes);
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch tensors on a CUDA device."""
 
+import unittest.mock
+
 import pytest
 
 import quantfuse as qf
@@ -63,3 +65,122 @@ def test_tensors_on_two_devices_are_refused():
 def test_explain_names_a_cuda_kernel():
     answer = qf.explain(qf.per_token_quant_int8, torch.randn(4, 256, device="cuda"))
     assert "_sm" in answer["chosen"]
+
+
+# ---- Linear layers ----
+
+
+def make_weight(n, k, scheme="int4", group=128, **options):
+    torch.manual_seed(1)
+    w = qf.QuantizedWeight.from_float(torch.randn(n, k) / k**0.5, scheme, group=group, **options)
+    return qf.QuantizedWeight(
+        w.format, w.shape, w.block, w.codes.cuda(), w.scales.cuda(), is_gated=w.is_gated
+    )
+
+
+def expected_linear(x, weight):
+    return x.double() @ weight.dequantize().double().T
+
+
+@pytest.mark.parametrize("m", [1, 2, 8, 9, 33, 100, 300])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("scheme", ["int4", "int8", "fp8_e4m3", "mxfp4"])
+def test_linear_of_a_packed_weight(m, dtype, scheme):
+    weight = make_weight(272, 640, scheme, 32 if scheme == "mxfp4" else 128).pack()
+    assert weight.packed is not None
+    x = torch.randn(m, 640, device="cuda", dtype=dtype)
+    y = qf.linear(x, weight, out_dtype="float32")
+    torch.testing.assert_close(y.double(), expected_linear(x, weight), rtol=0, atol=2e-4)
+
+
+def test_a_packed_weight_needs_no_canonical_one():
+    weight = make_weight(256, 512)
+    x = torch.randn(16, 512, device="cuda", dtype=torch.bfloat16)
+    expected = qf.linear(x, weight.pack())
+    assert torch.equal(qf.linear(x, weight.pack(drop_canonical=True)), expected)
+    with pytest.raises(NotImplementedError, match="canonical"):
+        qf.linear(x.float(), weight)
+
+
+def test_weights_without_a_packed_form_run_from_the_canonical_one():
+    weight = make_weight(64, 384, group=48).pack()
+    assert weight.packed is None
+    x = torch.randn(5, 384, device="cuda", dtype=torch.bfloat16)
+    y = qf.linear(x, weight, out_dtype="float32")
+    torch.testing.assert_close(y.double(), expected_linear(x, weight), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_packing_refuses_bad_scales(value):
+    weight = make_weight(64, 256)
+    weight.scales[3, 1] = value
+    with pytest.raises(ValueError, match="weight.scale is not finite and positive at index 7"):
+        weight.pack()
+
+
+def test_packed_bytes_of_another_weight_are_refused():
+    weight, other = make_weight(256, 512).pack(), make_weight(256, 640).pack()
+    weight.packed = other.packed
+    weight._arguments = None
+    with pytest.raises(ValueError, match="weight.packed has"):
+        qf.linear(torch.randn(4, 512, device="cuda", dtype=torch.bfloat16), weight)
+
+
+def layers(m):
+    """A chain whose every input is the output of the layer before: gated, wide, narrow."""
+    gate_up, down = make_weight(1024, 512, gated=True).pack(), make_weight(512, 512).pack()
+    x, h, y = (torch.empty(m, 512, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+
+    def run():
+        for _ in range(3):
+            qf.linear(x, gate_up, activation="silu", out=h)
+            qf.linear(h, down, residual=x, out=y)
+            qf.linear(y, down, out=x)
+
+    return x, y, run
+
+
+@pytest.mark.parametrize("m", [1, 5, 16, 64, 130])
+def test_a_dependent_chain_has_the_same_bits_in_every_replay(m):
+    x, y, run = layers(m)
+    start = torch.randn_like(x)
+    graph = torch.cuda.CUDAGraph()
+    run()  # loads what a capture must not
+    with torch.cuda.graph(graph):
+        run()
+    x.copy_(start)
+    run_one_at_a_time(run)
+    expected = x.clone(), y.clone()
+    for _ in range(1000):
+        x.copy_(start)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(x, expected[0])
+    assert torch.equal(y, expected[1])
+
+
+def run_one_at_a_time(run):
+    def waiting(*args, **kwargs):
+        result = linear(*args, **kwargs)
+        torch.cuda.synchronize()
+        return result
+
+    linear = qf.linear
+    with unittest.mock.patch.object(qf, "linear", waiting):
+        run()
+
+
+def test_linear_on_two_streams_at_once():
+    weight = make_weight(4096, 1024).pack()
+    inputs = [torch.randn(m, 1024, device="cuda", dtype=torch.bfloat16) for m in (1, 16, 64, 200)]
+    expected = [qf.linear(x, weight) for x in inputs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in inputs]
+    outputs = [torch.empty_like(y) for y in expected]
+    for _ in range(20):
+        for stream, x, y in zip(streams, inputs, outputs):
+            with torch.cuda.stream(stream):
+                qf.linear(x, weight, out=y)
+    torch.cuda.synchronize()
+    for y, right in zip(outputs, expected):
+        assert torch.equal(y, right)
