@@ -178,9 +178,9 @@ def test_linear_on_two_streams_at_once():
     streams = [torch.cuda.Stream() for _ in inputs]
     outputs = [torch.empty_like(y) for y in expected]
     for _ in range(20):
-        for stream, x, y in zip(streams, inputs, outputs):
+        for stream, x, y in zip(streams, inputs, outputs, strict=True):
             with torch.cuda.stream(stream):
                 qf.linear(x, weight, out=y)
     torch.cuda.synchronize()
-    for y, right in zip(outputs, expected):
+    for y, right in zip(outputs, expected, strict=True):
         assert torch.equal(y, right)
