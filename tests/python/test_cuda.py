@@ -114,7 +114,7 @@ def test_weights_without_a_packed_form_run_from_the_canonical_one():
 def test_packing_refuses_bad_scales(value):
     weight = make_weight(64, 256)
     weight.scales[3, 1] = value
-    with pytest.raises(ValueError, match="weight.scale is not finite and positive at index 7"):
+    with pytest.raises(ValueError, match=r"weight\.scale is not finite and positive at index 7"):
         weight.pack()
 
 
@@ -122,7 +122,7 @@ def test_packed_bytes_of_another_weight_are_refused():
     weight, other = make_weight(256, 512).pack(), make_weight(256, 640).pack()
     weight.packed = other.packed
     weight._arguments = None
-    with pytest.raises(ValueError, match="weight.packed has"):
+    with pytest.raises(ValueError, match=r"weight\.packed has"):
         qf.linear(torch.randn(4, 512, device="cuda", dtype=torch.bfloat16), weight)
 
 
