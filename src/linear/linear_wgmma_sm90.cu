@@ -57,8 +57,8 @@ struct Shape {
   static constexpr bool kTradesRegisters = kTokens > 64;
   static constexpr int kProducers = kTokens <= 32 ? 2 : 4;  // warps
   static constexpr int kThreads = kConsumerThreads + 32 * kProducers;
-  static constexpr int kMaxSplits =
-      kTokens <= 64 ? 4 : 1;  // with more tokens there is no room for others' totals
+  static constexpr int kMaxSplits = kTokens <= 64 ? 6 : 1;  // with more tokens there is no room for an inbox
+  static constexpr int kInboxBytes = (kTokens + kMaxSplits) * kTotalsStride * 4;
 };
 
 // How a call is laid out on the GPU.
@@ -82,7 +82,7 @@ struct Smem {
     ring = ptx::shared_address(shared);
     totals = ring + plan.stages * plan.stage_bytes;
     inbox = totals + S::kTotalsBytes;
-    full = plan.splits > 1 ? inbox + S::kTotalsBytes : inbox;
+    full = plan.splits > 1 ? inbox + S::kInboxBytes : inbox;
     empty = full + 8 * kMaxStages;
     arrived = empty + 8 * kMaxStages;
   }
@@ -349,18 +349,21 @@ __device__ __forceinline__ void sync_consumers() {
 // Sends every rank the totals of its tokens; returns what the ranks sent of this one's.
 template <class S>
 __device__ Sums exchange_totals(const Plan& plan, const Smem<S>& smem, int rank, int thread) {
-  const int tokens = S::kTokens / plan.splits;
-  const uint32_t bytes = tokens * kTotalsStride * 4;
+  const auto first_token = [&](int of) { return S::kTokens * of / plan.splits; };
+  const auto bytes_of = [&](int tokens) { return static_cast<uint32_t>(tokens * kTotalsStride * 4); };
   ptx::copy_fence();
   sync_consumers();
   ptx::cluster_wait();  // all have initialised their barriers
   if (thread < plan.splits) {
-    ptx::copy_to_block(smem.inbox + rank * bytes, smem.totals + thread * bytes, bytes, smem.arrived, thread);
+    const int first = first_token(thread), tokens = first_token(thread + 1) - first;
+    ptx::copy_to_block(smem.inbox + bytes_of(rank * tokens), smem.totals + bytes_of(first), bytes_of(tokens),
+                       smem.arrived, thread);
   }
   ptx::barrier_wait(smem.arrived, 0);
   ptx::cluster_arrive();  // whoever sent to this block may leave
-  return {static_cast<const float*>(__cvta_shared_to_generic(smem.inbox)), plan.splits, rank * tokens,
-          tokens};
+  const int first = first_token(rank);
+  return {static_cast<const float*>(__cvta_shared_to_generic(smem.inbox)), plan.splits, first,
+          first_token(rank + 1) - first};
 }
 
 template <class S, qf_format Format, class T>
@@ -380,7 +383,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     }
     ptx::barrier_init(smem.arrived, 1);
     ptx::barrier_init_fence();
-    if (is_split) ptx::barrier_expect(smem.arrived, S::kTotalsBytes);
+    if (is_split) {
+      const int tokens = S::kTokens * (share.rank + 1) / plan.splits - S::kTokens * share.rank / plan.splits;
+      ptx::barrier_expect(smem.arrived, plan.splits * tokens * kTotalsStride * 4);
+    }
   }
   __syncthreads();
   if (is_split) ptx::cluster_arrive();
@@ -446,16 +452,13 @@ Plan make_plan(const Problem& p) {
   plan.token_blocks = ceil_div(p.m, S::kTokens);
   const int64_t tiles = plan.row_blocks * plan.token_blocks;
   const int64_t places = static_cast<int64_t>(gpu_num_sms(p.device.id)) * S::kBlocksPerSm;
-  // Clusters of 4 do not fill the SMs: about a tenth is left over.
-  plan.splits = 1;
-  while (plan.splits < S::kMaxSplits &&
-         tiles * plan.splits * 2 <= (plan.splits == 1 ? places : places * 9 / 10) &&
-         w.tiles >= 4 * plan.splits) {
-    plan.splits *= 2;
-  }
+  // Pairs of blocks find a place on all SMs, larger clusters leave about a tenth of them over.
+  const int64_t fitting = std::max(places * 9 / 10 / tiles, std::min<int64_t>(places / tiles, 2));
+  plan.splits =
+      static_cast<int32_t>(std::max<int64_t>(std::min({fitting, w.tiles / 2, int64_t{S::kMaxSplits}}), 1));
   plan.grid = static_cast<int32_t>(std::min(tiles, places / plan.splits) * plan.splits);
   plan.stage_bytes = static_cast<int32_t>(round_up(S::kXBytes + kStrips * w.tile_bytes, 1024));
-  const int others = S::kTotalsBytes * (plan.splits > 1 ? 2 : 1) + kBarrierBytes;
+  const int others = S::kTotalsBytes + (plan.splits > 1 ? S::kInboxBytes : 0) + kBarrierBytes;
   const int budget = kSmemOfSm / S::kBlocksPerSm - kReserved - others;
   plan.stages = std::min(budget / plan.stage_bytes, kMaxStages);
   plan.smem_bytes = plan.stages * plan.stage_bytes + others;
