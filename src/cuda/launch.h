@@ -20,6 +20,7 @@ struct LaunchShape {
   dim3 block;
   size_t smem_bytes = 0;
   bool overlap_previous = false;
+  unsigned cluster = 1;  // blocks, along x
 };
 
 template <class... KernelArgs, class... Args>
@@ -43,16 +44,25 @@ void launch_kernel(const char* name, void (*kernel)(KernelArgs...), const Launch
     check(cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(kernel)));
     may_overlap = code.ptxVersion >= 90;
   }
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2];
+  unsigned num_attributes = 0;
+  if (may_overlap) {
+    cudaLaunchAttribute& overlap = attributes[num_attributes++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[num_attributes++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {shape.cluster, 1, 1};
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.smem_bytes;
   config.stream = static_cast<cudaStream_t>(launch.stream);
-  config.attrs = &overlap;
-  config.numAttrs = may_overlap ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = num_attributes;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<KernelArgs>(std::forward<Args>(args))...));
 }
 
