@@ -313,7 +313,8 @@ std::vector<CasePtr> linear_test_cases() {
     s.act_group = random.pick<int64_t>({0, 0, 8, 32, 64, 128});
     return s;
   });
-  // Few tokens of a 16-bit type and weights that pack for CUDA: rows and columns about the tiles of 16 and 128.
+  // Few tokens of a 16-bit type and weights that pack for CUDA: rows and columns about the tiles of 16 and
+  // 128.
   list.fill_up(850, [&] {
     LinearSpec s = random_spec(random);
     s.weight.format = random.pick({QF_INT4, QF_INT4, QF_INT8});

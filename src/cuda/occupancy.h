@@ -11,9 +11,9 @@
 
 namespace quantfuse {
 
-// How many clusters of `cluster` blocks, each with an SM to itself, run at once. Clusters do not reach across the
-// parts that a GPU is made of (132 SMs hold 30 clusters of 4), so beyond the pairs of SMs the driver is asked,
-// once for each device. `kernel` may be any that is launched with `threads`.
+// How many clusters of `cluster` blocks, each with an SM to itself, run at once. Clusters do not reach across
+// the parts that a GPU is made of (132 SMs hold 30 clusters of 4), so beyond the pairs of SMs the driver is
+// asked, once for each device. `kernel` may be any that is launched with `threads`.
 template <class... KernelArgs>
 int resident_clusters(void (*kernel)(KernelArgs...), int device, int cluster, int threads) {
   if (cluster <= 2) return gpu_num_sms(device) / cluster;

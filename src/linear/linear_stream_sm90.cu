@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )         up to 8 tokens of f16 | bf16, int4 | int8
+// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )       m <= 8, x: f16 | bf16, q: int4 | int8
 //
 // For few tokens, where the weight is the traffic. A block streams strips of 16 rows of it once:
-//   gmem w --bulk copies--> smem ring --lds--> regs --shift, mask--> bytes --mma--> s32 --> f32 --> smem --> y
+//   gmem w --bulk copies--> smem ring --> regs --shift, mask--> bytes --mma--> s32 --> f32 --> smem --> y
 //
 // Turning int4 codes into 16-bit floats costs 12 instructions for 8 of them, and the integer pipe becomes the
 // limit before the memory does. As bytes (16 times the code: the high nibble of a byte) they cost 3, so x is
 // made bytes too, three limbs of a fixed point by tile of 128 columns (x_limbs.h). Their products with the
 // codes are summed over a group as exact integers; a zero point is subtracted as zero * (sum of x).
-// Columns of a product: m = 1, 2: limb l of token t is column 2 l + t of one product, and the limbs are added at
-// the end of a strip. m = 3..8: a column is a token, and each limb has a product.
+// Columns of a product: m = 1, 2: limb l of token t is column 2 l + t of one product, and the limbs are added
+// at the end of a strip. m = 3..8: a column is a token, and each limb has a product.
 //
-// Work: one block an SM; cluster c of C blocks takes strips c, c + clusters, ...; the blocks of a cluster split
-// k, and the consumer warps of a block split theirs tile by tile:
+// Work: one block an SM; cluster c of C blocks takes strips c, c + clusters, ...; the blocks of a cluster
+// split k, and the consumer warps of a block split theirs tile by tile:
 //   strip of 16 rows, C = 2:   | rank 0: tiles 0 .. 15              | rank 1: tiles 16 .. 31             |
 //     unit (one copy)          | w0 w1 w2 ... w7 w0 w1 ...       w7 | w0 w1 ...                          |
-// An epilogue warp adds the warps' parts in a fixed order while the consumers go on; in a cluster it sends the
-// sum to one rank, whose producer warp, done by then, adds the ranks' in rank order (through distributed shared
-// memory): no atomics, and the same bits on every run.
+// An epilogue warp adds the warps' parts in a fixed order while the consumers go on; in a cluster it sends
+// the sum to one rank, whose producer warp, done by then, adds the ranks' in rank order (through distributed
+// shared memory): no atomics, and the same bits on every run.
 //
-// The kernel before may still be running: the producer fills the ring, which depends on nothing, while everyone
-// else waits for it to end. Blocks of half an SM leave room for those of the next kernel, whose rings then fill
-// while this one drains.
+// The kernel before may still be running: the producer fills the ring, which depends on nothing, while
+// everyone else waits for it to end. Blocks of half an SM leave room for those of the next kernel, whose
+// rings then fill while this one drains.
 #include <algorithm>
 
 #include "core/choose.h"
@@ -42,7 +42,7 @@ using linear::XLimbs;
 namespace {
 
 constexpr int kMaxTokens = 8, kMaxCluster = 8;
-constexpr int kConsumerWarps = 8, kProducerWarp = kConsumerWarps, kEpilogueWarp = kConsumerWarps + 1;
+constexpr int kConsumerWarps = 8, kProducerWarp = kConsumerWarps;  // and one for the epilogue
 constexpr int kThreads = 32 * (kConsumerWarps + 2);
 constexpr int kTilesPerWarp = 2,
               kUnitTiles = kConsumerWarps * kTilesPerWarp;  // a unit is a stage of the ring
@@ -82,11 +82,10 @@ struct Smem {
     unit_bytes = kUnitTiles * tile_bytes;
     x_tile_bytes = XLimbs::bytes_of_tile(m, groups, has_zeros);
     part_floats = m * kPartRow;
-    inbox_floats = m * StripLayout::kRows;
     x = p.stages * unit_bytes;
     parts = x + (p.tiles + p.cluster - 1) / p.cluster * x_tile_bytes;
     inbox = parts + kPartBuffers * kConsumerWarps * part_floats * 4;
-    full = (inbox + p.inbox_slots * p.cluster * inbox_floats * 4 + 15) / 16 * 16;
+    full = (inbox + p.inbox_slots * p.cluster * part_floats * 4 + 15) / 16 * 16;
     empty = full + p.stages * 8;
     parts_full = empty + p.stages * 8;
     parts_empty = parts_full + kPartBuffers * 8;
@@ -94,7 +93,7 @@ struct Smem {
     bytes = inbox_full + p.inbox_slots * 8;
   }
   int m;  // as p.m, but known to the compiler where it can be
-  int unit_bytes, x_tile_bytes, part_floats, inbox_floats;
+  int unit_bytes, x_tile_bytes, part_floats;
   int x, parts, inbox, full, empty, parts_full, parts_empty, inbox_full;  // offsets
   int bytes;
 };
@@ -133,7 +132,7 @@ __device__ void init_barriers(const Params& p, const Smem& smem, uint32_t base, 
 #pragma unroll 1
   for (int i = lane; i < p.inbox_slots; i += 32) {
     ptx::barrier_init(base + smem.inbox_full + 8 * i, 1);
-    ptx::barrier_expect(base + smem.inbox_full + 8 * i, p.cluster * smem.inbox_floats * 4);
+    ptx::barrier_expect(base + smem.inbox_full + 8 * i, p.cluster * smem.m * StripLayout::kRows * 4);
   }
   ptx::barrier_init_fence();
   __syncwarp();
@@ -170,8 +169,8 @@ __device__ void produce(const Params& p, const Smem& smem, const Share& share, u
 template <int kTokens>
 constexpr bool kIsPacked = kTokens <= 2;  // kTokens is 1, 2 or 8: m = 1, m = 2, m = 3..8
 
-// A lane's places in shared memory. They move by constants: the loop is bound by what it issues, so an address
-// computed again is time lost.
+// A lane's places in shared memory. They move by constants: the loop is bound by what it issues, so an
+// address computed again is time lost.
 struct Places {
   uint32_t codes, scales, zeros;  // of the warp's first tile of a unit in the ring
   uint32_t x, x_swapped;          // columns 0..63 and, 64 on, 64..127
@@ -186,8 +185,8 @@ __device__ Places first_places(const XLimbs& limbs, uint32_t base, int warp, int
   const int limb = min(kIsPacked<kTokens> ? column / 2 : 0, XLimbs::kLimbs - 1);
   const uint32_t ring = base + warp * F::kTileBytes, swap = (token & 1) * 64;
   const uint32_t x = limbs.tile(warp) + token * XLimbs::kTokenBytes + limb * XLimbs::kLimbBytes + q * 16;
-  // Packed, lane q has limb q of tokens 0 and 1: their factors, but their sums for limb 0 alone. The others find
-  // the zeros of tokens that do not exist.
+  // Packed, lane q has limb q of tokens 0 and 1: their factors, but their sums for limb 0 alone. The others
+  // find the zeros of tokens that do not exist.
   return {ring + lane * 16,
           ring + F::kCodeBytes + column * 4,
           ring + F::kZeroOffset + column,
@@ -346,68 +345,73 @@ __device__ void consume(const Params& p, const Smem& smem, const Share& share, c
 
 // ---- Epilogue ----
 
-// One sum of w x; every lane calls it. Of a gated weight rows 0..7 are gates, and 8 lanes up are their ups.
-__device__ void store(const Params& p, int strip, int row, int token, float sum) {
-  const bool is_gated = p.problem.weight.is_gated;
-  const float up = __shfl_down_sync(~0u, sum, 8);
-  const int64_t column = is_gated ? strip * int64_t{8} + row : strip * int64_t{16} + row;
-  if ((is_gated && row >= 8) || column >= p.problem.n_out || token >= p.m) return;
-  linear::finish_device(p.problem, p.staged, token, column, sum, up);
+// Parts of a strip are added by a warp: lanes 0..15 are the rows of even tokens, 16..31 those of odd ones.
+// All loads are under way before the first addition.
+__device__ __forceinline__ float sum_of_parts(const float* part, int num_parts, int part_floats) {
+  float parts[kConsumerWarps];
+#pragma unroll
+  for (int i = 0; i < kConsumerWarps; ++i) parts[i] = part[min(i, num_parts - 1) * part_floats];
+#pragma unroll
+  for (int i = 0; i < kConsumerWarps; ++i) parts[i] = i < num_parts ? parts[i] : 0.0f;
+  return ((parts[0] + parts[4]) + (parts[1] + parts[5])) + ((parts[2] + parts[6]) + (parts[3] + parts[7]));
 }
+static_assert(kConsumerWarps == 8 && kMaxCluster <= 8, "a part is a warp's or a rank's");
 
-// Adds the consumer warps' parts. Lanes 0..15 are the rows of even tokens, 16..31 those of odd ones.
-__device__ void finish(const Params& p, const Smem& smem, const Share& share, char* shared, int lane) {
+// In a cluster: adds the warps' parts, and sends the sum to the rank that is to store it.
+__device__ void forward_strips(const Params& p, const Smem& smem, const Share& share, char* shared,
+                               int lane) {
   const uint32_t base = ptx::shared_address(shared);
   const int row = lane % 16;
+  const auto* parts = reinterpret_cast<const float*>(shared + smem.parts) + row;
   Cursor part;
-  Cursor owner;  // rank; its parity is not used
-  int slot = 0;
+  int owner = 0, slot = 0;
   for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
     ptx::barrier_wait(base + smem.parts_full + 8 * part.at, part.parity);
-    const float* parts = reinterpret_cast<const float*>(shared + smem.parts) +
-                         part.at * kConsumerWarps * smem.part_floats + row;
-    for (int pair = 0; pair < smem.m; pair += 2) {
-      const int token = pair + lane / 16;
-      const float* of_token = parts + min(token, smem.m - 1) * kPartRow;
-      float sums[4] = {};
-#pragma unroll
-      for (int warp = 0; warp < kConsumerWarps; ++warp) sums[warp % 4] += of_token[warp * smem.part_floats];
-      const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-      if (p.cluster == 1) {
-        store(p, strip, row, token, sum);
-      } else if (token < smem.m) {
-        const int at =
-            smem.inbox +
-            ((slot * p.cluster + share.rank) * smem.inbox_floats + token * StripLayout::kRows + row) * 4;
-        ptx::store_async(ptx::address_in_block(base + at, owner.at), sum,
-                         ptx::address_in_block(base + smem.inbox_full + 8 * slot, owner.at));
-      }
+    const uint32_t barrier = ptx::address_in_block(base + smem.inbox_full + 8 * slot, owner);
+    const uint32_t inbox = ptx::address_in_block(
+        base + smem.inbox + (slot * p.cluster + share.rank) * smem.part_floats * 4, owner);
+    for (int token = lane / 16; token < smem.m; token += 2) {
+      const float* of_token = parts + part.at * kConsumerWarps * smem.part_floats + token * kPartRow;
+      const float sum = sum_of_parts(of_token, kConsumerWarps, smem.part_floats);
+      ptx::store_async(inbox + (token * kPartRow + row) * 4, sum, barrier);
     }
     __syncwarp();
     if (lane == 0) ptx::barrier_arrive(base + smem.parts_empty + 8 * part.at);
     part.advance(kPartBuffers);
-    owner.advance(p.cluster);
-    if (owner.at == 0) ++slot;
+    if (++owner == p.cluster) owner = 0, ++slot;
   }
 }
 
-// Adds the ranks' sums of the strips that are this block's to store.
-__device__ void collect(const Params& p, const Smem& smem, const Share& share, char* shared, int lane) {
+// Adds the parts of the strips that are this block's to store, its warps' or its cluster's, and stores them.
+template <int kTokens>
+__device__ void store_strips(const Params& p, const Smem& smem, const Share& share, char* shared, int lane) {
+  constexpr int kPairs = (kTokens + 1) / 2;
+  const Problem& problem = p.problem;
   const uint32_t base = ptx::shared_address(shared);
-  const int row = lane % 16;
-  int slot = 0;
+  const bool is_gated = problem.weight.is_gated, is_alone = p.cluster == 1;
+  const int row = lane % 16, num_parts = is_alone ? kConsumerWarps : p.cluster;
+  const uint32_t barriers = base + (is_alone ? smem.parts_full : smem.inbox_full);
+  const auto* parts = reinterpret_cast<const float*>(shared + (is_alone ? smem.parts : smem.inbox)) + row;
+  Cursor part;
   for (int strip = share.first_strip + share.rank * share.strip_step; strip < p.strips;
-       strip += p.cluster * share.strip_step, ++slot) {
-    ptx::barrier_wait(base + smem.inbox_full + 8 * slot, 0);
-    const float* inbox =
-        reinterpret_cast<const float*>(shared + smem.inbox) + slot * p.cluster * smem.inbox_floats;
-    for (int pair = 0; pair < smem.m; pair += 2) {
-      const int token = pair + lane / 16;
-      float sum = 0;
-      for (int rank = 0; rank < p.cluster; ++rank)
-        sum += inbox[rank * smem.inbox_floats + min(token, smem.m - 1) * StripLayout::kRows + row];
-      store(p, strip, row, token, sum);
-    }
+       strip += p.cluster * share.strip_step) {
+    // Of a gated weight rows 0..7 are gates, and 8 lanes up are their ups.
+    const linear::ColumnOfRows<kPairs> at = {int64_t{strip} * (is_gated ? 8 : 16) + row, lane / 16, 2};
+    const bool is_column = at.column < problem.n_out && !(is_gated && row >= 8);
+    linear::EpilogueInputs<kPairs> inputs;
+    if (is_column) inputs.load(problem, at);
+    ptx::barrier_wait(barriers + 8 * part.at, part.parity);
+    const float* of_strip = parts + part.at * num_parts * smem.part_floats;
+    float sums[kPairs], ups[kPairs];
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+      sums[i] = sum_of_parts(of_strip + min(at.row(i), smem.m - 1) * kPartRow, num_parts, smem.part_floats);
+    __syncwarp();
+    if (is_alone && lane == 0) ptx::barrier_arrive(base + smem.parts_empty + 8 * part.at);
+    part.advance(is_alone ? kPartBuffers : p.inbox_slots);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) ups[i] = __shfl_down_sync(~0u, sums[i], 8);
+    if (is_column) linear::finish_rows<kPairs>(problem, p.staged, at, sums, ups, inputs);
   }
 }
 
@@ -420,6 +424,22 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Pa
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   ptx::allow_next_kernel();
 
+  if (warp < kConsumerWarps) {
+    if (p.cluster > 1) ptx::cluster_arrive();
+    const XLimbs limbs = {base + smem.x, smem.m, share.tiles, smem.x_tile_bytes};
+    if constexpr (F::kHasZeros && kIsPacked<kTokens>) clear_sums<F>(limbs, warp, lane);
+    ptx::wait_for_previous_kernel();
+    const Matrix& x = p.problem.x;
+    const int first_column = share.first_tile * StripLayout::kCols;
+    linear::fetch_x<kConsumerWarps>(x, first_column, p.is_x_aligned, limbs, warp, lane);
+    ptx::wait_copies();
+    __syncwarp();
+    if (x.dtype == DType::bf16) linear::convert_x<kConsumerWarps, F, bf16>(limbs, warp, lane);
+    else linear::convert_x<kConsumerWarps, F, f16>(limbs, warp, lane);
+    ptx::named_barrier_sync(kReady, kThreads);
+    consume<F, kTokens>(p, smem, share, limbs, shared, warp, lane);
+    return;
+  }
   if (warp == kProducerWarp) {
     init_barriers(p, smem, base, lane);
     if (p.cluster > 1) ptx::cluster_arrive();
@@ -427,29 +447,18 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Pa
     if (lane == 0) produce<F>(p, smem, share, base);
     __syncwarp();
     ptx::wait_for_previous_kernel();
-    if (p.cluster > 1) collect(p, smem, share, shared, lane);
-    return;
-  }
-  if (p.cluster > 1) ptx::cluster_arrive();
-  if (warp == kEpilogueWarp) {
+    if (p.cluster == 1) return;
+  } else {
+    if (p.cluster > 1) ptx::cluster_arrive();
     ptx::wait_for_previous_kernel();
     ptx::named_barrier_sync(kReady, kThreads);
-    if (p.cluster > 1) ptx::cluster_wait();
-    finish(p, smem, share, shared, lane);
-    return;
+    if (p.cluster > 1) {
+      ptx::cluster_wait();
+      forward_strips(p, smem, share, shared, lane);
+      return;
+    }
   }
-  const XLimbs limbs = {base + smem.x, smem.m, share.tiles, smem.x_tile_bytes};
-  if constexpr (F::kHasZeros && kIsPacked<kTokens>) clear_sums<F>(limbs, warp, lane);
-  ptx::wait_for_previous_kernel();
-  const Matrix& x = p.problem.x;
-  linear::fetch_x<kConsumerWarps>(x, share.first_tile * StripLayout::kCols, p.is_x_aligned, limbs, warp,
-                                  lane);
-  ptx::wait_copies();
-  __syncwarp();
-  if (x.dtype == DType::bf16) linear::convert_x<kConsumerWarps, F, bf16>(limbs, warp, lane);
-  else linear::convert_x<kConsumerWarps, F, f16>(limbs, warp, lane);
-  ptx::named_barrier_sync(kReady, kThreads);
-  consume<F, kTokens>(p, smem, share, limbs, shared, warp, lane);
+  store_strips<kTokens>(p, smem, share, shared, lane);
 }
 
 // ---- The host's side ----
@@ -493,9 +502,10 @@ Plan plan_for(const Problem& p, int cluster, int64_t budget) {
   return plan;
 }
 
-// Splitting k over a cluster costs about a microsecond, and saves of each block a part of making x limbs, which
-// takes the longer beside the strips the more tokens and the fewer strips there are. Beyond that a cluster is
-// as large as x demands. Blocks of half an SM, where x leaves room for them, let the next kernel in early.
+// Splitting k over a cluster costs about a microsecond, and saves of each block a part of making x limbs,
+// which takes the longer beside the strips the more tokens and the fewer strips there are. Beyond that a
+// cluster is as large as x demands. Blocks of half an SM, where x leaves room for them, let the next kernel
+// in early.
 Plan make_plan(const Problem& p) {
   constexpr int64_t kReserved = 1024;  // of shared memory, by the system for each block
   const int num_sms = gpu_num_sms(p.device.id);

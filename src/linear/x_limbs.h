@@ -6,13 +6,14 @@
 //   x = factor (65536 x2 + 256 x1 + x0) + error,      2^e <= max |x| < 2^(e+1),  factor = 2^(e-20)
 //
 // |error| <= factor / 2 <= 2^-21 max |x|: none for a bf16 number of the 13 binades below the largest, nor for
-// an f16 number of the 10. Sums over products of limbs and codes are exact integers. A NaN or an infinity makes
-// the factor NaN, and so every sum of that token.
+// an f16 number of the 10. Sums over products of limbs and codes are exact integers. A NaN or an infinity
+// makes the factor NaN, and so every sum of that token.
 //
 // In shared memory a tile is
-//   | token 0: limb 0, 1, 2 of 128 bytes | token 1: ... | factor f32 [8] | sum of x / factor f32 [groups][8] |
+//   | token 0: limb 0, 1, 2 of 128 bytes | token 1 ... | factor f32 [8] | sum of x / factor f32 [groups][8] |
 // the sums for weights with zero points alone. The bytes of a limb are in the order of packed_strips.h: lane
-// 4 g + q of a warp wants of each 16 columns (a step) 2 q, 2 q + 8, 2 q + 1, 2 q + 9, and of 4 steps 16 bytes:
+// 4 g + q of a warp wants of each 16 columns (a step) 2 q, 2 q + 8, 2 q + 1, 2 q + 9, and of 4 steps 16
+// bytes:
 //   [half of the tile; swapped for odd tokens][q][step of the half][4 bytes]
 // The swap keeps neighbouring tokens in other banks.
 #pragma once
@@ -39,7 +40,8 @@ struct XLimbs {
 };
 
 // Starts copying x to where its limbs will be: the tiles warp, warp + kWarps, ..., all of it at once. Through
-// L2 alone, because L1 may hold what was there before. Half a warp copies a tile of a token, 8 columns a lane.
+// L2 alone, because L1 may hold what was there before. Half a warp copies a tile of a token, 8 columns a
+// lane.
 template <int kWarps>
 __device__ void fetch_x(const Matrix& x, int first_column, bool is_aligned, const XLimbs& limbs, int warp,
                         int lane) {
@@ -93,9 +95,9 @@ __device__ __forceinline__ int sum_over_lanes(int v) {
 // Makes limbs of what fetch_x<kWarps> brought to this warp. `F` has kGroups (of a tile), kHasZeros, and
 // kCodeShift: codes are multiplied as code << kCodeShift, which the factor takes back.
 //
-// Lane 4 s + q has the four columns that lane q wants of step s: two words, of which the lanes of the upper half
-// load the second one first, or four would meet in a bank. Several jobs, a tile of one token each, are done side
-// by side: each is a chain of reductions over the warp.
+// Lane 4 s + q has the four columns that lane q wants of step s: two words, of which the lanes of the upper
+// half load the second one first, or four would meet in a bank. Several jobs, a tile of one token each, are
+// done side by side: each is a chain of reductions over the warp.
 template <int kWarps, class F, class T>
 __device__ void convert_x(const XLimbs& limbs, int warp, int lane) {
   constexpr int kJobs = 4, kGroupLanes = 32 / F::kGroups;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clusters of blocks (PTX ISA 7.8 and 8.1, sm_90): the two halves of their barrier, and stores into the shared
-// memory of another block.
+// Clusters of blocks (PTX ISA 7.8 and 8.1, sm_90): the two halves of their barrier, and stores into the
+// shared memory of another block.
 #pragma once
 
 #include <cstdint>

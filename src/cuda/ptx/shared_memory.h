@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared memory by 32-bit addresses, copies of 16 bytes into it, and the numbered barriers of a block's warps.
+// Shared memory by 32-bit addresses, copies of 16 bytes into it, and the numbered barriers of a block's
+// warps.
 #pragma once
 
 #include <cstdint>
