@@ -341,6 +341,14 @@ std::vector<CasePtr> linear_test_cases() {
     s.dtype = kF16, s.data = Data::outliers;
     list.add(s);
   }
+  // A NaN is its own token's alone.
+  for (const int64_t m : {2, 3}) {
+    LinearSpec s;
+    s.m = m, s.n = 50, s.k = 300, s.data = Data::nan_in_row_1;
+    list.add(s);
+    s.weight = {QF_INT8, {1, 0}}, s.weight.is_asymmetric = true;
+    list.add(s);
+  }
   return list.take();
 }
 

@@ -131,7 +131,10 @@ __device__ __forceinline__ void finish_rows(const Problem& p, float* staged, con
   float v[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) v[i] = p.bias ? sums[i] + in.bias : sums[i];
-  if (p.activation != QF_IDENTITY) {
+  if (kRows > 1 && p.activation == QF_SILU) {  // side by side
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) v[i] = activate_device(QF_SILU, v[i]);
+  } else if (p.activation != QF_IDENTITY) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) v[i] = activate_device_call(p.activation, v[i]);
   }

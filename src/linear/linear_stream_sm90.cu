@@ -46,7 +46,10 @@ constexpr int kConsumerWarps = 8, kProducerWarp = kConsumerWarps;  // and one fo
 constexpr int kThreads = 32 * (kConsumerWarps + 2);
 constexpr int kTilesPerWarp = 2,
               kUnitTiles = kConsumerWarps * kTilesPerWarp;  // a unit is a stage of the ring
-constexpr int kInFlight = 3;  // units under way at most: with more, x waits longer behind them
+// Units under way at most. With 2 all SMs get the same share of the memory's bandwidth (an H200's 132 end
+// within 10% of each other); with 3 or more those of some GPCs get less, and all wait for them: 57344 x 8192
+// took 62, 70 and 78 us with 2, 3 and 4. Besides, x waits behind them.
+constexpr int kInFlight = 2;
 constexpr int kPartRow = StripLayout::kRows + 4;  // floats from token to token in a part: other banks
 constexpr int kPartBuffers = 2;
 constexpr int kReady = 1;  // named barrier: the barriers in memory are initialised, x is there
@@ -65,19 +68,22 @@ struct Format {
   static_assert(kTileBytes % 16 == 0, "bulk copies");
 };
 
-struct Params {
+struct Sizes {
+  int m = 0, strips = 0, tiles = 0;  // of x; of the weight; of a strip
+  int cluster = 0;                   // blocks that split k
+  int stages = 0;                    // of the ring
+  int inbox_slots = 0;               // strips whose sum a block makes for its cluster, at most; 0 without one
+};
+
+struct Params : Sizes {
   Problem problem;
-  float* staged;  // see finish_device
-  int m, strips, tiles;
-  int cluster;      // blocks that split k
-  int stages;       // of the ring
-  int inbox_slots;  // strips whose sum a block makes for its cluster, at most; 0 without one
+  float* staged;  // see finish_rows
   bool is_x_aligned;
 };
 
 // Where things are in shared memory, which begins with the ring.
 struct Smem {
-  QF_HD Smem(const Params& p, int tokens, int tile_bytes, int groups, bool has_zeros) {
+  QF_HD Smem(const Sizes& p, int tokens, int tile_bytes, int groups, bool has_zeros) {
     m = tokens;
     unit_bytes = kUnitTiles * tile_bytes;
     x_tile_bytes = XLimbs::bytes_of_tile(m, groups, has_zeros);
@@ -464,20 +470,9 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Pa
 // ---- The host's side ----
 
 // How a call is laid out on the GPU. No stages: it does not fit.
-struct Plan {
-  int cluster = 0, stages = 0, inbox_slots = 0, grid = 0, smem_bytes = 0;
+struct Plan : Sizes {
+  int grid = 0, smem_bytes = 0;
 };
-
-Params params_of(const Problem& p, const Plan& plan) {
-  Params params = {};
-  params.problem = p;
-  params.m = static_cast<int>(p.m);
-  params.strips = static_cast<int>(p.strips.layout.strips);
-  params.tiles = static_cast<int>(p.strips.layout.tiles);
-  params.cluster = plan.cluster, params.stages = plan.stages, params.inbox_slots = plan.inbox_slots;
-  params.is_x_aligned = reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 && p.x.row_stride % 8 == 0;
-  return params;
-}
 
 // As many stages as fit `budget` and there is work for; none where that is too few to stream.
 Plan plan_for(const Problem& p, int cluster, int64_t budget) {
@@ -490,10 +485,13 @@ Plan plan_for(const Problem& p, int cluster, int64_t budget) {
   const int64_t slots = cluster == 1 ? 0 : ceil_div(strips, cluster);
   const int64_t units = strips * ceil_div(ceil_div(w.tiles, cluster), kUnitTiles);
   if (ceil_div(w.tiles, cluster) * p.m * XLimbs::kTokenBytes > budget || slots * cluster > budget) return {};
-  Plan plan = {cluster, 0, static_cast<int>(slots), static_cast<int>(clusters * cluster)};
+  Plan plan;
+  plan.m = static_cast<int>(p.m), plan.cluster = cluster, plan.inbox_slots = static_cast<int>(slots);
+  plan.strips = static_cast<int>(w.strips), plan.tiles = static_cast<int>(w.tiles);
+  plan.grid = static_cast<int>(clusters * cluster);
   const auto bytes = [&](int64_t stages) {
     plan.stages = static_cast<int>(stages);
-    return Smem(params_of(p, plan), static_cast<int>(p.m), w.tile_bytes, w.groups, w.has_zeros).bytes;
+    return Smem(plan, plan.m, w.tile_bytes, w.groups, w.has_zeros).bytes;
   };
   const int64_t fixed = bytes(0), each = bytes(1) - fixed;
   const int64_t stages = std::min((budget - fixed) / each, units);
@@ -502,21 +500,26 @@ Plan plan_for(const Problem& p, int cluster, int64_t budget) {
   return plan;
 }
 
-// Splitting k over a cluster costs about a microsecond, and saves of each block a part of making x limbs,
-// which takes the longer beside the strips the more tokens and the fewer strips there are. Beyond that a
-// cluster is as large as x demands. Blocks of half an SM, where x leaves room for them, let the next kernel
-// in early.
+// Splitting k over a cluster saves of each block a part of making x limbs, and costs some time a strip: it
+// pays where there are many tokens and few strips. Beyond that a cluster is as large as x demands.
+//
+// One or two tokens: blocks of half an SM, so that the next kernel's are beside them and begin with full
+// rings (the four layers of an 8B block in 37.8 us instead of 39.8). A block of a whole SM between them would
+// wait for both halves, so that the half is taken even where the layer alone would do without. With more
+// tokens x leaves too little of a half.
 Plan make_plan(const Problem& p) {
   constexpr int64_t kReserved = 1024;  // of shared memory, by the system for each block
-  const int num_sms = gpu_num_sms(p.device.id);
   const int64_t whole = gpu_max_smem_bytes(p.device.id), half = (whole + kReserved) / 2 - kReserved;
   const StripLayout& w = p.strips.layout;
-  const bool is_short = 3 * p.m * num_sms > 2 * w.strips && w.tiles >= kUnitTiles && p.m > 2;
-  for (int cluster = is_short ? 2 : 1; cluster <= kMaxCluster; cluster *= 2) {
-    for (const int64_t budget : {half, whole}) {
-      if (const Plan plan = plan_for(p, cluster, budget); plan.stages > 0) return plan;
-    }
+  const bool is_short = 3 * p.m * gpu_num_sms(p.device.id) > 2 * w.strips && w.tiles >= kUnitTiles;
+  int first_cluster = 1;
+  if (is_short) first_cluster = p.m * w.tiles / 2 * XLimbs::kTokenBytes > whole / 3 ? 4 : 2;
+  if (p.m <= 2) {
+    for (int cluster = std::min(first_cluster, 2); cluster <= 2; cluster *= 2)
+      if (const Plan plan = plan_for(p, cluster, half); plan.stages > 0) return plan;
   }
+  for (int cluster = first_cluster; cluster <= kMaxCluster; cluster *= 2)
+    if (const Plan plan = plan_for(p, cluster, whole); plan.stages > 0) return plan;
   return {};
 }
 
@@ -535,8 +538,10 @@ Verdict accepts(const Problem& p) {
 template <class F>
 void launch_format(const Problem& p, float* staged, const Launch& launch) {
   const Plan plan = make_plan(p);
-  Params params = params_of(p, plan);
-  params.staged = staged;
+  Params params = {};
+  static_cast<Sizes&>(params) = plan;
+  params.problem = p, params.staged = staged;
+  params.is_x_aligned = reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 && p.x.row_stride % 8 == 0;
   LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(kThreads),
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
   shape.cluster = static_cast<unsigned>(plan.cluster);
