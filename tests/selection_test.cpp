@@ -4,6 +4,7 @@
 // ctest runs this once per instruction set (QUANTFUSE_ISA).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cases/tensor.h"
@@ -136,6 +137,29 @@ TEST(Selection, OnCuda) {
     EXPECT_EQ(verdicts_on(*c).chosen, kernel) << c->name;
     EXPECT_EQ(c->run(nullptr, 0, nullptr), kernel.empty() ? QF_UNSUPPORTED : QF_OK) << c->name;
   }
+}
+
+// A weight that is packed and an x that is as it came: streamed where the GPU can.
+TEST(Selection, OfLinearOnCuda) {
+  if (!has_cuda_device()) GTEST_SKIP() << "there is no CUDA device here";
+  const std::vector<KernelRow> kernels = list_kernels();
+  const bool can_stream = std::any_of(kernels.begin(), kernels.end(), [](const KernelRow& row) {
+    return row.kernel == "linear_stream_sm90" && row.is_available;
+  });
+  const auto expect_chosen = [&](const LinearSpec& spec, const std::string& kernel) {
+    const CasePtr c = make_case(spec);
+    c->make({QF_CUDA, 0}, 1, 1);
+    EXPECT_EQ(verdicts_on(*c).chosen, kernel) << c->name;
+  };
+  LinearSpec s;
+  s.m = 1, s.n = 64, s.k = 256;
+  expect_chosen(s, can_stream ? "linear_stream_sm90" : "linear_rows_sm75");
+  s.weight.has_g_idx = true;  // which has no packed form
+  expect_chosen(s, "linear_rows_sm75");
+  s.weight = {QF_INT8, {1, 0}}, s.m = 8;
+  expect_chosen(s, can_stream ? "linear_stream_sm90" : "linear_rows_sm75");
+  s.dtype = kF32;
+  expect_chosen(s, "linear_rows_sm75");
 }
 
 // Questions need no data: what explain() says of shapes alone is what it says of the tensors.

@@ -28,6 +28,14 @@
 // the product 1, scales of groups and activations 4, the correction by zero * sum(x) 4, bias and the
 // epilogue's additions 4, the reference's own rounding 1. In sum |t_i| a weight counts as (|q| + |zero|) *
 // scale, because a kernel may sum x * q and x * zero apart.
+//
+// x in fixed point. The CUDA kernels of linear may multiply integer weights with 16-bit x as integers: of
+// each 128 columns of a token, x is rounded to a multiple of 2^(e-20), where 2^e is the power of two at or
+// below the largest magnitude of the 128. So each x is off by at most 2^(e-21) <= 2^-21 max |x|, and the sum
+// by
+//     |error| <= sum over tiles of 128 columns of 2^-21 max |x| * sum |w|
+// Below 2^(e-20) = 2^-122 the steps get no finer. What follows is exact within a group of columns, so that
+// the roundings are fewer than those counted above.
 #pragma once
 
 #include <algorithm>
@@ -47,6 +55,10 @@ inline double sum_bound(int64_t terms, double sum_of_magnitudes) {
   const double n = static_cast<double>(terms);
   return (std::min(n, 4 * std::sqrt(n)) + 16) * kUnitRoundoff * sum_of_magnitudes + n * 0x1p-126;
 }
+
+// How far x is off in fixed point where the largest of its tile is `largest`, and the columns of a tile.
+inline double fixed_point_error(double largest) { return std::max(0x1p-21 * largest, 0x1p-123); }
+inline constexpr int64_t kFixedPointTile = 128;
 
 // Exact activation functions, and the largest slope of any of them (GELU's, near 1.41).
 inline double activate(qf_activation activation, double x) {

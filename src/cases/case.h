@@ -42,7 +42,7 @@ class Case {
 };
 
 // Numbers that a case draws its inputs from.
-enum class Data { normal, outliers, tiny, huge, zeros, constant, with_nan_inf };
+enum class Data { normal, outliers, tiny, huge, zeros, constant, with_nan_inf, nan_in_row_1 };
 
 struct QuantizeSpec {
   std::string name;

@@ -46,6 +46,7 @@ std::string data_word(Data data) {
     case Data::zeros: return "zeros";
     case Data::constant: return "constant";
     case Data::with_nan_inf: return "nan_inf";
+    case Data::nan_in_row_1: return "nan_in_row_1";
     default: return "";
   }
 }

@@ -6,6 +6,7 @@
 // product of a gated weight, the residual.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "cases/bounds.h"
 #include "cases/describe.h"
@@ -154,9 +155,11 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     a.residual = nullptr;
     run_reference_into(sum, a);
 
-    const std::vector<double> sums = sums_of_magnitudes();
+    const std::vector<double> w = weight_.magnitudes();
+    const std::vector<double> sums = sums_of_magnitudes(w), of_input = bounds_of_input(w);
     auto bound_of_sum = [&](int64_t i, int64_t j) {
-      return sum_bound(k, sums[static_cast<size_t>(i * n + j)]);
+      const auto at = static_cast<size_t>(i * n + j);
+      return sum_bound(k, sums[at]) + of_input[at];
     };
     expected_ = {};
     for (int64_t i = 0; i < m; ++i) {
@@ -175,8 +178,7 @@ class LinearCase final : public OperationCase<qf_linear_args> {
   }
 
   // sum_k |x[m,k]| |w[n,k]| + |bias[n]|, [m, n].
-  std::vector<double> sums_of_magnitudes() const {
-    const std::vector<double> w = weight_.magnitudes();
+  std::vector<double> sums_of_magnitudes(const std::vector<double>& w) const {
     std::vector<double> x(static_cast<size_t>(k)), sums;
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t t = 0; t < k; ++t) x[static_cast<size_t>(t)] = input_magnitude(i, t);
@@ -187,6 +189,26 @@ class LinearCase final : public OperationCase<qf_linear_args> {
       }
     }
     return sums;
+  }
+
+  // What x in fixed point adds to the error of a sum, [m, n].
+  std::vector<double> bounds_of_input(const std::vector<double>& w) const {
+    std::vector<double> bounds(static_cast<size_t>(m * n));
+    const bool may_be_fixed_point = device.type == QF_CUDA && spec_.act_format == QF_FORMAT_NONE &&
+                                    spec_.dtype.bits == 16 && is_integer(spec_.weight.format);
+    for (int64_t t = 0; may_be_fixed_point && t < k; t += kFixedPointTile) {
+      const int64_t end = std::min(t + kFixedPointTile, k);
+      for (int64_t i = 0; i < m; ++i) {
+        double largest = 0;
+        for (int64_t c = t; c < end; ++c) largest = std::max(largest, input_magnitude(i, c));
+        for (int64_t j = 0; j < n; ++j) {
+          const auto row = w.begin() + j * k;
+          bounds[static_cast<size_t>(i * n + j)] +=
+              fixed_point_error(largest) * std::accumulate(row + t, row + end, 0.0);
+        }
+      }
+    }
+    return bounds;
   }
 
   double input_magnitude(int64_t i, int64_t t) const {
@@ -316,6 +338,42 @@ std::vector<CasePtr> linear_test_cases() {
     s.act_group = random.pick<int64_t>({0, 0, 8, 32, 64, 128});
     return s;
   });
+  // Few tokens of a 16-bit type and weights that pack for CUDA: rows and columns about the tiles of 16 and
+  // 128.
+  list.fill_up(850, [&] {
+    LinearSpec s = random_spec(random);
+    s.weight.format = random.pick({QF_INT4, QF_INT4, QF_INT8});
+    s.weight.block = {1, random.pick<int64_t>({0, 32, 64, 128, 256})};
+    s.weight.has_float_zero = s.weight.has_g_idx = s.weight.has_e8m0_scale = false;
+    s.act_format = QF_FORMAT_NONE, s.act_group = 0, s.has_quantized_x = false;
+    s.dtype = random.pick({kF16, kBf16});
+    s.m = 1 + random.below(8);
+    s.n = random.pick<int64_t>({1, 3, 8, 9, 15, 16, 17, 31, 47, 97, 193}) * (s.weight.is_gated ? 2 : 1);
+    s.k = random.pick<int64_t>({1, 31, 97, 127, 128, 129, 255, 257, 509, 1023, 1024, 1031, 2047, 2049, 2311});
+    return s;
+  });
+  // x that is larger than shared memory, and more rows than the GPU has places for.
+  const std::vector<std::vector<int64_t>> large = {
+      {1, 40, 14336}, {2, 33, 28672}, {4, 17, 14411}, {5, 24, 20000}, {8, 34, 8192},  {8, 18, 14336},
+      {8, 10, 28800}, {3, 2190, 130}, {1, 9001, 129}, {2, 4300, 128}, {8, 17001, 40}, {1, 34000, 64}};
+  for (const auto& size : large) {
+    LinearSpec s;
+    s.m = size[0], s.n = size[1], s.k = size[2];
+    s.weight.is_gated = size[0] == 5;
+    list.add(s);
+    if (s.n > 1000) continue;
+    s.weight = {QF_INT8, {1, 64}}, s.weight.is_asymmetric = true;
+    s.dtype = kF16, s.data = Data::outliers;
+    list.add(s);
+  }
+  // A NaN is its own token's alone.
+  for (const int64_t m : {2, 3}) {
+    LinearSpec s;
+    s.m = m, s.n = 50, s.k = 300, s.data = Data::nan_in_row_1;
+    list.add(s);
+    s.weight = {QF_INT8, {1, 0}}, s.weight.is_asymmetric = true;
+    list.add(s);
+  }
   return list.take();
 }
 

@@ -177,6 +177,7 @@ void fill_floats(Tensor& tensor, Random& random, Data data, double deviation) {
         case Data::with_nan_inf:
           if (random.chance(4)) v = random.pick({NAN, -NAN, INFINITY, -INFINITY});
           break;
+        case Data::nan_in_row_1: v = r == 1 && c == x.cols / 2 ? NAN : v; break;
       }
       x.set(r, c, v);
     }

@@ -37,6 +37,7 @@ std::vector<GpuInfo> gpu_list();
 // the first.
 int gpu_acts_as(int id);
 int gpu_num_sms(int id);
+int64_t gpu_max_smem_bytes(int id);         // of a block
 std::string cuda_driver_version();          // "" without a driver
 const char* cuda_compiled_architectures();  // "" without CUDA kernels
 

@@ -60,19 +60,20 @@ const GpuTable& table() {
   return cached;
 }
 
+// All zeros where there is no such device.
+const GpuInfo& facts_of(int id) {
+  static const GpuInfo none;
+  const auto& gpus = table().gpus;
+  return id >= 0 && id < static_cast<int>(gpus.size()) ? gpus[id] : none;
+}
+
 }  // namespace
 
 std::vector<GpuInfo> gpu_list() { return table().gpus; }
 
-int gpu_acts_as(int id) {
-  const auto& gpus = table().gpus;
-  return id >= 0 && id < static_cast<int>(gpus.size()) ? gpus[id].acts_as : 0;
-}
-
-int gpu_num_sms(int id) {
-  const auto& gpus = table().gpus;
-  return id >= 0 && id < static_cast<int>(gpus.size()) ? gpus[id].num_sms : 0;
-}
+int gpu_acts_as(int id) { return facts_of(id).acts_as; }
+int gpu_num_sms(int id) { return facts_of(id).num_sms; }
+int64_t gpu_max_smem_bytes(int id) { return facts_of(id).max_smem_bytes; }
 
 std::string cuda_driver_version() {
   const int v = table().driver_version;

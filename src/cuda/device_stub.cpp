@@ -9,6 +9,7 @@ namespace quantfuse {
 std::vector<GpuInfo> gpu_list() { return {}; }
 int gpu_acts_as(int) { return 0; }
 int gpu_num_sms(int) { return 0; }
+int64_t gpu_max_smem_bytes(int) { return 0; }
 std::string cuda_driver_version() { return ""; }
 const char* cuda_compiled_architectures() { return ""; }
 

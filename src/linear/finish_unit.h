@@ -58,11 +58,6 @@ __device__ void store_numbers(T* to, int count, const float (&v)[kUnit]) {
   }
 }
 
-// Not inlined: it is long, and eight of it are no better.
-static __device__ __noinline__ uint8_t encode_on_device(qf_format format, float v) {
-  return encode_value(format, v, 0);
-}
-
 // As finish_device() for the outputs from `col` on, those of them that there are.
 __device__ __forceinline__ void finish_unit(const Problem& p, float* staged, int64_t row, int64_t col,
                                             float (&v)[kUnit], float (&up)[kUnit]) {
@@ -99,7 +94,7 @@ __device__ __forceinline__ void finish_unit(const Problem& p, float* staged, int
     const float inverse = 1.0f / *static_cast<const float*>(p.out.scale.data);
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
-      if (i < count) static_cast<uint8_t*>(y.data)[at + i] = encode_on_device(p.out.format, v[i] * inverse);
+      if (i < count) static_cast<uint8_t*>(y.data)[at + i] = encode_device_call(p.out.format, v[i] * inverse);
     }
   } else if (y.dtype == DType::bf16) {
     store_numbers(static_cast<bf16*>(y.data) + at, count, v);

@@ -50,7 +50,7 @@ inline size_t canonical_workspace_bytes(const Problem& p) {
 
 inline Requirements accepts_canonical(const Problem& p) {
   return Requirements()
-      .require(p.k < 1ll << 31, "k is 2^31 or more")
+      .require(p.m < 1ll << 31 && p.k < 1ll << 31, "m or k is 2^31 or more")
       .require(static_cast<bool>(p.weight.codes),
                "reads the canonical weight, and only the packed one is given")
       .require(
@@ -77,23 +77,103 @@ __device__ inline float activate_device(qf_activation kind, float x) {
   }
 }
 
-// The epilogue of y[row, col] from the sum of that column, and of the up projection where the weight is
-// gated. Not inlined: a tile has dozens of outputs, and what it costs is nothing beside the sums.
+// ---- The epilogue ----
+
+// What is long and reads no memory is never inlined: a kernel may have the epilogue in several places.
+static __device__ __noinline__ float activate_device_call(qf_activation kind, float x) {
+  return activate_device(kind, x);
+}
+static __device__ __noinline__ uint8_t encode_device_call(qf_format format, float x) {
+  return encode_value(format, x, 0);
+}
+
+// Rows first, first + step, ... of one column of y, those of them that there are.
+template <int kRows>
+struct ColumnOfRows {
+  int64_t column;
+  int first, step;
+  __device__ int row(int i) const { return first + i * step; }
+};
+
+// What the epilogue reads, apart from it, so that a kernel can ask for it before it has the sums.
+template <int kRows>
+struct EpilogueInputs {
+  float bias = 0, up_bias = 0, inverse_scale = 0, residual[kRows] = {};
+
+  __device__ __forceinline__ void load(const Problem& p, const ColumnOfRows<kRows>& at) {
+    if (p.bias) {
+      bias = float_at(p.bias, at.column);
+      if (p.weight.is_gated) up_bias = float_at(p.bias, p.n_out + at.column);
+    }
+    if (p.residual) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i)
+        if (at.row(i) < p.m) residual[i] = float_at(p.residual, at.row(i), at.column);
+    }
+    if (p.out.is_quantized() && p.out.is_static)
+      inverse_scale = 1.0f / *static_cast<const float*>(p.out.scale.data);
+  }
+};
+
+template <class T, int kRows>
+__device__ __forceinline__ void store_rows(const Problem& p, const ColumnOfRows<kRows>& at,
+                                           const float (&v)[kRows]) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+    if (at.row(i) < p.m) from_float(v[i], p.out.y.row<T>(at.row(i))[at.column]);
+}
+
+// y from the sums of its column, and from those of the up projection where the weight is gated.
+template <int kRows>
+__device__ __forceinline__ void finish_rows(const Problem& p, float* staged, const ColumnOfRows<kRows>& at,
+                                            const float (&sums)[kRows], const float (&ups)[kRows],
+                                            const EpilogueInputs<kRows>& in) {
+  float v[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) v[i] = p.bias ? sums[i] + in.bias : sums[i];
+  if (kRows > 1 && p.activation == QF_SILU) {  // side by side
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) v[i] = activate_device(QF_SILU, v[i]);
+  } else if (p.activation != QF_IDENTITY) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) v[i] = activate_device_call(p.activation, v[i]);
+  }
+  if (p.weight.is_gated) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) v[i] *= p.bias ? ups[i] + in.up_bias : ups[i];
+  }
+  if (p.residual) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) v[i] += in.residual[i];
+  }
+  if (staged) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (at.row(i) < p.m) staged[at.row(i) * p.n_out + at.column] = v[i];
+  } else if (p.out.is_quantized()) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if (at.row(i) < p.m)
+        p.out.y.row<uint8_t>(at.row(i))[at.column] =
+            encode_device_call(p.out.format, v[i] * in.inverse_scale);
+    }
+  } else if (p.out.y.dtype == DType::bf16) {
+    store_rows<bf16>(p, at, v);
+  } else if (p.out.y.dtype == DType::f16) {
+    store_rows<f16>(p, at, v);
+  } else {
+    store_rows<float>(p, at, v);
+  }
+}
+
+// One number of y. Not inlined: a tile has dozens of outputs. To read p from in here takes a good part of a
+// microsecond, so that this is for kernels whose sums take much longer.
 static __device__ __noinline__ void finish_device(const Problem& p, float* staged, int64_t row, int64_t col,
                                                   float sum, float up) {
-  float v = sum;
-  if (p.bias) v += float_at(p.bias, col);
-  v = activate_device(p.activation, v);
-  if (p.weight.is_gated) v *= p.bias ? up + float_at(p.bias, p.n_out + col) : up;
-  if (p.residual) v += float_at(p.residual, row, col);
-  if (staged) {
-    staged[row * p.n_out + col] = v;
-  } else if (p.out.is_quantized()) {
-    const float inverse = 1.0f / *static_cast<const float*>(p.out.scale.data);
-    p.out.y.row<uint8_t>(row)[col] = encode_value(p.out.format, v * inverse, 0);
-  } else {
-    set_float(p.out.y, row, col, v);
-  }
+  const ColumnOfRows<1> at = {col, static_cast<int>(row), 1};
+  EpilogueInputs<1> inputs;
+  inputs.load(p, at);
+  finish_rows<1>(p, staged, at, {sum}, {up}, inputs);
 }
 
 // Runs the steps; product(problem, staged) launches the kernel.

@@ -27,6 +27,7 @@
 
 #include "core/choose.h"
 #include "cuda/ptx/async_copy.h"
+#include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dependent_launch.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
@@ -360,7 +361,7 @@ __device__ Sums exchange_totals(const Plan& plan, const Smem<S>& smem, int rank,
                        smem.arrived, thread);
   }
   ptx::barrier_wait(smem.arrived, 0);
-  ptx::cluster_arrive();  // whoever sent to this block may leave
+  ptx::cluster_arrive_relaxed();  // whoever sent to this block may leave
   const int first = first_token(rank);
   return {static_cast<const float*>(__cvta_shared_to_generic(smem.inbox)), plan.splits, first,
           first_token(rank + 1) - first};
@@ -389,7 +390,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     }
   }
   __syncthreads();
-  if (is_split) ptx::cluster_arrive();
+  if (is_split) ptx::cluster_arrive_relaxed();
 
   const int thread = static_cast<int>(threadIdx.x);
   if (thread >= kConsumerThreads) {
@@ -398,7 +399,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     __syncwarp();
     if (is_split) {
       ptx::cluster_wait();
-      ptx::cluster_arrive();
+      ptx::cluster_arrive_relaxed();
       ptx::cluster_wait();
     }
     return;

@@ -79,31 +79,4 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
 // Ordinary stores to shared memory before, copies that read it after.
 __device__ __forceinline__ void copy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- Clusters ----
-
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// Orders no memory: for barriers just initialised (with the fence above), and for staying until all are done.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-
-// From this block's shared memory to the same or another address in that of block `rank`, whose barrier counts
-// the bytes.
-__device__ __forceinline__ void copy_to_block(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier,
-                                              uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 remote_to, remote_barrier;\n"
-      "mapa.shared::cluster.u32 remote_to, %0, %4;\n"
-      "mapa.shared::cluster.u32 remote_barrier, %3, %4;\n"
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [remote_to], [%1], %2, "
-      "[remote_barrier];\n}" ::"r"(to),
-      "r"(from), "r"(bytes), "r"(barrier), "r"(rank)
-      : "memory");
-}
-
 }  // namespace quantfuse::ptx

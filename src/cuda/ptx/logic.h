@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// lop3: any function of three words, by its truth table (PTX ISA 4.3).
+#pragma once
+
+#include <cstdint>
+
+namespace quantfuse::ptx {
+
+// (word ^ flip) & mask. Written as such, with constants, the compiler makes two instructions of it.
+__device__ __forceinline__ uint32_t flip_and_mask(uint32_t word, uint32_t flip, uint32_t mask) {
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0x28;" : "=r"(out) : "r"(word), "r"(flip), "r"(mask));
+  return out;
+}
+
+}  // namespace quantfuse::ptx
