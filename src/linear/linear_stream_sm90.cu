@@ -44,8 +44,9 @@ namespace {
 constexpr int kMaxTokens = 8, kMaxCluster = 8;
 constexpr int kConsumerWarps = 8, kProducerWarp = kConsumerWarps;  // and one for the epilogue
 constexpr int kThreads = 32 * (kConsumerWarps + 2);
-constexpr int kTilesPerWarp = 2,
-              kUnitTiles = kConsumerWarps * kTilesPerWarp;  // a unit is a stage of the ring
+// A unit is a stage of the ring: 2 KB of codes and their scales for each warp, whatever the format.
+constexpr int tiles_per_warp(int bits) { return 8 / bits; }
+constexpr int unit_tiles(int bits) { return kConsumerWarps * tiles_per_warp(bits); }
 // Units under way at most. With 2 all SMs get the same share of the memory's bandwidth (an H200's 132 end
 // within 10% of each other); with 3 or more those of some GPCs get less, and all wait for them: 57344 x 8192
 // took 62, 70 and 78 us with 2, 3 and 4. Besides, x waits behind them.
@@ -59,6 +60,7 @@ template <int kBits_, int kGroups_, bool kHasZeros_>
 struct Format {
   static constexpr int kBits = kBits_, kGroups = kGroups_;
   static constexpr bool kHasZeros = kHasZeros_;
+  static constexpr int kTilesPerWarp = tiles_per_warp(kBits), kUnitTiles = unit_tiles(kBits);
   static constexpr int kCodeShift = 8 - kBits;  // codes are multiplied as bytes, from their high bits down
   static constexpr int kCodeBytes = StripLayout::kRows * StripLayout::kCols * kBits / 8;
   static constexpr int kVectors = kCodeBytes / 512;  // of 16 bytes a lane
@@ -83,9 +85,9 @@ struct Params : Sizes {
 
 // Where things are in shared memory, which begins with the ring.
 struct Smem {
-  QF_HD Smem(const Sizes& p, int tokens, int tile_bytes, int groups, bool has_zeros) {
+  QF_HD Smem(const Sizes& p, int tokens, int bytes_of_unit, int groups, bool has_zeros) {
     m = tokens;
-    unit_bytes = kUnitTiles * tile_bytes;
+    unit_bytes = bytes_of_unit;
     x_tile_bytes = XLimbs::bytes_of_tile(m, groups, has_zeros);
     part_floats = m * kPartRow;
     x = p.stages * unit_bytes;
@@ -155,13 +157,13 @@ __device__ void produce(const Params& p, const Smem& smem, const Share& share, u
     const uint8_t* from =
         p.problem.strips.data + (static_cast<int64_t>(strip) * p.tiles + share.first_tile) * F::kTileBytes;
 #pragma unroll 1
-    for (int tile = 0; tile < share.tiles; tile += kUnitTiles, ++copies) {
+    for (int tile = 0; tile < share.tiles; tile += F::kUnitTiles, ++copies) {
       if (copies >= p.stages) ptx::barrier_wait(base + smem.empty + 8 * stage.at, stage.parity ^ 1);
       if (copies >= in_flight) {
         ptx::barrier_wait(base + smem.full + 8 * landed.at, landed.parity);
         landed.advance(p.stages);
       }
-      const uint32_t bytes = min(kUnitTiles, share.tiles - tile) * F::kTileBytes;
+      const uint32_t bytes = min(F::kUnitTiles, share.tiles - tile) * F::kTileBytes;
       const uint32_t full = base + smem.full + 8 * stage.at;
       ptx::barrier_expect(full, bytes);
       ptx::bulk_copy(base + stage.at * smem.unit_bytes, from + tile * F::kTileBytes, bytes, full, policy);
@@ -311,12 +313,12 @@ __device__ void consume(const Params& p, const Smem& smem, const Share& share, c
   for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
     float acc[4] = {};
     Places at = first;
-    for (int unit = 0; unit < share.tiles; unit += kUnitTiles) {
+    for (int unit = 0; unit < share.tiles; unit += F::kUnitTiles) {
       const int tile = unit + warp;
       at.codes = first.codes + in_ring, at.scales = first.scales + in_ring, at.zeros = first.zeros + in_ring;
       ptx::barrier_wait(full, parity);
-      const bool has_second = tile + kConsumerWarps < share.tiles;
-      Weights<F> w[kTilesPerWarp];
+      const bool has_second = F::kTilesPerWarp > 1 && tile + kConsumerWarps < share.tiles;
+      Weights<F> w[2];
       w[0].load(at, 0);
       if (has_second) w[1].load(at, kConsumerWarps * F::kTileBytes);
       __syncwarp();
@@ -327,8 +329,8 @@ __device__ void consume(const Params& p, const Smem& smem, const Share& share, c
       } else if (tile < share.tiles) {
         multiply<F, kTokens>(acc, w[0], at, 0, step);
       }
-      at.x += kTilesPerWarp * step, at.x_swapped += kTilesPerWarp * step;
-      at.factors += kTilesPerWarp * step, at.sums += kTilesPerWarp * step;
+      at.x += F::kTilesPerWarp * step, at.x_swapped += F::kTilesPerWarp * step;
+      at.factors += F::kTilesPerWarp * step, at.sums += F::kTilesPerWarp * step;
       in_ring += smem.unit_bytes, full += 8;
       if (in_ring == ring_bytes) in_ring = 0, full = base + smem.full, parity ^= 1;
     }
@@ -424,7 +426,8 @@ __device__ void store_strips(const Params& p, const Smem& smem, const Share& sha
 template <class F, int kTokens>
 __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) char shared[];
-  const Smem smem(p, kIsPacked<kTokens> ? kTokens : p.m, F::kTileBytes, F::kGroups, F::kHasZeros);
+  const Smem smem(p, kIsPacked<kTokens> ? kTokens : p.m, F::kUnitTiles * F::kTileBytes, F::kGroups,
+                  F::kHasZeros);
   const Share share = share_of(p);
   const uint32_t base = ptx::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -481,9 +484,10 @@ Plan plan_for(const Problem& p, int cluster, int64_t budget) {
   const int64_t clusters = std::min<int64_t>(
       resident_clusters(kernel<Format<4, 1, false>, 1>, p.device.id, cluster, kThreads), w.strips);
   if (clusters == 0) return {};
+  const int tiles_of_unit = unit_tiles(w.format == QF_INT4 ? 4 : 8);
   const int64_t strips = ceil_div(w.strips, clusters);  // of a cluster
   const int64_t slots = cluster == 1 ? 0 : ceil_div(strips, cluster);
-  const int64_t units = strips * ceil_div(ceil_div(w.tiles, cluster), kUnitTiles);
+  const int64_t units = strips * ceil_div(ceil_div(w.tiles, cluster), tiles_of_unit);
   if (ceil_div(w.tiles, cluster) * p.m * XLimbs::kTokenBytes > budget || slots * cluster > budget) return {};
   Plan plan;
   plan.m = static_cast<int>(p.m), plan.cluster = cluster, plan.inbox_slots = static_cast<int>(slots);
@@ -491,7 +495,7 @@ Plan plan_for(const Problem& p, int cluster, int64_t budget) {
   plan.grid = static_cast<int>(clusters * cluster);
   const auto bytes = [&](int64_t stages) {
     plan.stages = static_cast<int>(stages);
-    return Smem(plan, plan.m, w.tile_bytes, w.groups, w.has_zeros).bytes;
+    return Smem(plan, plan.m, tiles_of_unit * w.tile_bytes, w.groups, w.has_zeros).bytes;
   };
   const int64_t fixed = bytes(0), each = bytes(1) - fixed;
   const int64_t stages = std::min((budget - fixed) / each, units);
@@ -511,7 +515,7 @@ Plan make_plan(const Problem& p) {
   constexpr int64_t kReserved = 1024;  // of shared memory, by the system for each block
   const int64_t whole = gpu_max_smem_bytes(p.device.id), half = (whole + kReserved) / 2 - kReserved;
   const StripLayout& w = p.strips.layout;
-  const bool is_short = 3 * p.m * gpu_num_sms(p.device.id) > 2 * w.strips && w.tiles >= kUnitTiles;
+  const bool is_short = 3 * p.m * gpu_num_sms(p.device.id) > 2 * w.strips && w.tiles >= unit_tiles(4);
   int first_cluster = 1;
   if (is_short) first_cluster = p.m * w.tiles / 2 * XLimbs::kTokenBytes > whole / 3 ? 4 : 2;
   if (p.m <= 2) {
