@@ -29,6 +29,7 @@
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dependent_launch.h"
+#include "cuda/ptx/shared_memory.h"
 #include "cuda/ptx/wgmma.h"
 #include "cuda/tensor_map.h"
 #include "linear/finish_unit.h"
@@ -343,9 +344,7 @@ __device__ void finish_tile(const Problem& p, float* staged, const Tile& tile, c
 
 // ---- The kernel ----
 
-__device__ __forceinline__ void sync_consumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumerThreads) : "memory");
-}
+__device__ __forceinline__ void sync_consumers() { ptx::named_barrier_sync<1, kConsumerThreads>(); }
 
 // Sends every rank the totals of its tokens; returns what the ranks sent of this one's.
 template <class S>
@@ -394,7 +393,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
 
   const int thread = static_cast<int>(threadIdx.x);
   if (thread >= kConsumerThreads) {
-    if constexpr (S::kTradesRegisters) asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    if constexpr (S::kTradesRegisters) ptx::release_registers<72>();
     if (thread % 32 == 0) Producer<S>{p, plan, x_map, smem, thread / 32 - kConsumerWarps}.run(share);
     __syncwarp();
     if (is_split) {
@@ -404,7 +403,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     }
     return;
   }
-  if constexpr (S::kTradesRegisters) asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+  if constexpr (S::kTradesRegisters) ptx::claim_registers<216>();
   ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
   auto* totals = static_cast<float*>(__cvta_shared_to_generic(smem.totals));
   Consumer<S, Format, T> consumer = {p.strips.layout, thread / 32, thread % 32, {}};
@@ -436,12 +435,13 @@ Verdict accepts(const Problem& p) {
       .require(p.m < 1ll << 31, "m is 2^31 or more");
 }
 
-// As few as hold all tokens, but for weights of few rows, where more blocks of fewer tokens use more SMs.
+// As few as hold all tokens; of more than 64, by which the last wave of blocks is over sooner: a block of 128
+// takes about 4/3 of the time of one of 64.
 int tokens_of_block(const Problem& p) {
+  if (p.m <= 64) return p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64;
   const int64_t row_blocks = ceil_div(p.strips.layout.strips, kStrips), sms = gpu_num_sms(p.device.id);
-  if (p.m <= 32) return p.m <= 16 ? 16 : 32;
-  if (p.m <= 64) return 64;
-  return row_blocks * ceil_div(p.m, 128) * 4 < 3 * sms ? 64 : 128;
+  const auto waves = [&](int64_t tokens) { return ceil_div(row_blocks * ceil_div(p.m, tokens), sms); };
+  return waves(64) * 3 < waves(128) * 4 ? 64 : 128;
 }
 
 template <class S>

@@ -13,6 +13,7 @@
 #include <cuda_fp16.h>
 
 #include "core/dtype.h"
+#include "cuda/ptx/logic.h"
 #include "formats/numbers.h"
 
 namespace quantfuse {
@@ -58,13 +59,6 @@ __device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
   return bits_of(__hmul2(as_pair<T>(a), as_pair<T>(b)));
 }
 
-// (v & mask) | more, one instruction: two constants in one are more than the compiler puts there.
-__device__ __forceinline__ uint32_t and_or(uint32_t v, uint32_t mask, uint32_t more) {
-  uint32_t out;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(v), "r"(mask), "r"(more));
-  return out;
-}
-
 template <qf_format Format, class T>
 struct StripCodes {
   static constexpr bool kIs4Bit = Format == QF_INT4 || Format == QF_FP4_E2M1;
@@ -87,15 +81,16 @@ struct StripCodes {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // register i: row i % 2, columns 2q and 2q + 1, or 8 more
       if constexpr (Format == QF_INT4) {
-        a[i] =
-            subtract_pair<T>(and_or(words[0] >> (4 * i), 0x000f000fu, Pair<T>::kMagicBits), offsets[i % 2]);
+        a[i] = subtract_pair<T>(ptx::mask_and_join(words[0] >> (4 * i), 0x000f000fu, Pair<T>::kMagicBits),
+                                offsets[i % 2]);
       } else if constexpr (Format == QF_INT8) {
         const uint32_t v = words[i % 2] >> (i < 2 ? 0 : 8);
         if constexpr (kHasByteMagic) {
-          a[i] = subtract_pair<T>(and_or(v ^ 0x00800080u, 0x00ff00ffu, Pair<T>::kMagicBits), offsets[i % 2]);
+          a[i] = subtract_pair<T>(ptx::mask_and_join(v ^ 0x00800080u, 0x00ff00ffu, Pair<T>::kMagicBits),
+                                  offsets[i % 2]);
         } else {  // 7 bits, and the sign bit as what is subtracted: 128, or 256
-          const uint32_t low = and_or(v, 0x007f007fu, Pair<T>::kMagicBits);
-          const uint32_t sign = and_or(v, 0x00800080u, Pair<T>::kMagicBits);
+          const uint32_t low = ptx::mask_and_join(v, 0x007f007fu, Pair<T>::kMagicBits);
+          const uint32_t sign = ptx::mask_and_join(v, 0x00800080u, Pair<T>::kMagicBits);
           a[i] = subtract_pair<T>(subtract_pair<T>(low, sign), offsets[i % 2]);
         }
       } else if constexpr (Format == QF_FP4_E2M1) {

@@ -14,4 +14,11 @@ __device__ __forceinline__ uint32_t flip_and_mask(uint32_t word, uint32_t flip, 
   return out;
 }
 
+// (word & mask) | more.
+__device__ __forceinline__ uint32_t mask_and_join(uint32_t word, uint32_t mask, uint32_t more) {
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(word), "r"(mask), "r"(more));
+  return out;
+}
+
 }  // namespace quantfuse::ptx

@@ -56,6 +56,10 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;
 
 // ---- Numbered barriers; `threads` of those that wait and those that only arrive ----
 
+template <int kBarrier, int kThreads>
+__device__ __forceinline__ void named_barrier_sync() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+}
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -22,6 +22,17 @@ __device__ __forceinline__ uint64_t swizzled_rows(uint32_t shared_address, int s
   return descriptor;
 }
 
+// Registers of the threads of a warpgroup: the multiple of 8 that is left to them, or that they get of what others
+// have let go of. Together no more than at the launch.
+template <int kRegisters>
+__device__ __forceinline__ void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void claim_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
 // Before the first product after its registers were written by anything else.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() {
