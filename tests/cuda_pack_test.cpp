@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the packed weight of a CUDA device looks like from outside: sizes and refusals, which need no device.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "call.h"
+
+namespace quantfuse {
+namespace {
+
+constexpr qf_device kCuda = {QF_CUDA, 0};
+
+// Shapes of a weight without data.
+struct Shapes {
+  int64_t codes_shape[2], scale_shape[2], g_idx_shape[1], packed_shape[1] = {0};
+  qf_tensor codes, scale, zero, g_idx, packed;
+  qf_weight weight = {};
+
+  Shapes(qf_format format, int64_t n, int64_t k, int64_t group) {
+    const bool is_4bit = format == QF_INT4 || format == QF_FP4_E2M1;
+    codes_shape[0] = n, codes_shape[1] = is_4bit ? (k + 1) / 2 : k;
+    scale_shape[0] = n, scale_shape[1] = group ? (k + group - 1) / group : 1;
+    g_idx_shape[0] = k;
+    codes = {nullptr, kCuda, 2, is_4bit ? kU8 : kI8, codes_shape, nullptr, 0};
+    scale = {nullptr, kCuda, 2, kF32, scale_shape, nullptr, 0};
+    zero = {nullptr, kCuda, 2, kI8, scale_shape, nullptr, 0};
+    g_idx = {nullptr, kCuda, 1, kI32, g_idx_shape, nullptr, 0};
+    packed = {nullptr, kCuda, 1, kU8, packed_shape, nullptr, 0};
+    weight.format = format, weight.n = n, weight.k = k, weight.block = {1, group};
+    weight.codes = &codes, weight.scale = &scale;
+  }
+  uint64_t bytes() const {
+    uint64_t count = 0;
+    EXPECT_EQ(qf_weight_packed_bytes(&weight, kCuda, &count), QF_OK) << qf_last_error();
+    return count;
+  }
+};
+
+TEST(CudaPack, HasTilesOf16RowsAnd128ColumnsWithTheirScales) {
+  EXPECT_EQ(Shapes(QF_INT4, 4096, 4096, 128).bytes(), 256u * 32 * (1024 + 64));
+  EXPECT_EQ(Shapes(QF_INT4, 4096, 4096, 32).bytes(), 256u * 32 * (1024 + 4 * 64));
+  EXPECT_EQ(Shapes(QF_INT8, 17, 129, 0).bytes(), 2u * 2 * (2048 + 64));
+  Shapes asymmetric(QF_INT4, 64, 256, 64);
+  asymmetric.weight.zero = &asymmetric.zero;
+  EXPECT_EQ(asymmetric.bytes(), 4u * 2 * (1024 + 2 * 80));
+  Shapes gated(QF_INT4, 34, 128, 128);  // 17 gate rows and 17 up rows, 8 of each in a strip
+  gated.weight.is_gated = 1;
+  EXPECT_EQ(gated.bytes(), 3u * (1024 + 64));
+}
+
+void expect_unsupported(const Shapes& shapes, const char* what) {
+  uint64_t bytes = 0;
+  EXPECT_EQ(qf_weight_packed_bytes(&shapes.weight, kCuda, &bytes), QF_UNSUPPORTED) << what;
+  EXPECT_NE(std::string(qf_last_error()).find(what), std::string::npos) << qf_last_error();
+}
+
+TEST(CudaPack, SaysWhichWeightsHaveNone) {
+  expect_unsupported(Shapes(QF_INT4, 64, 384, 48), "groups of 32, 64");
+  Shapes floating(QF_INT4, 64, 256, 64);
+  floating.zero.dtype = kF32, floating.weight.zero = &floating.zero;
+  expect_unsupported(floating, "floating zero points");
+  expect_unsupported(Shapes(QF_INT4, 0, 256, 128), "empty");
+}
+
+// explain() parses as a call does, and needs no data.
+std::string explain(const Shapes& shapes) {
+  const int64_t x_shape[2] = {3, shapes.weight.k}, y_shape[2] = {3, shapes.weight.n};
+  const qf_tensor x = {nullptr, kCuda, 2, kBf16, const_cast<int64_t*>(x_shape), nullptr, 0};
+  const qf_tensor y = {nullptr, kCuda, 2, kBf16, const_cast<int64_t*>(y_shape), nullptr, 0};
+  qf_linear_args args = {};
+  args.x = &x, args.y = &y, args.weight = shapes.weight;
+  const size_t length = qf_linear_explain(&args, nullptr, nullptr, 0);
+  if (length == 0) return qf_last_error();
+  std::string json(length + 1, '\0');
+  qf_linear_explain(&args, nullptr, json.data(), json.size());
+  return json;
+}
+
+TEST(CudaPack, BytesOfAnotherSizeAreRefused) {
+  Shapes shapes(QF_INT4, 64, 256, 128);
+  shapes.packed_shape[0] = static_cast<int64_t>(shapes.bytes());
+  shapes.weight.packed = &shapes.packed;
+  EXPECT_NE(explain(shapes).find("candidates"), std::string::npos);
+  shapes.packed_shape[0] -= 64;
+  EXPECT_NE(explain(shapes).find("weight.packed has 8640 bytes, expected 8704"), std::string::npos)
+      << explain(shapes);
+}
+
+TEST(CudaPack, TheSizeTellsOfZeroPointsWhereTheCanonicalWeightIsGone) {
+  Shapes shapes(QF_INT4, 64, 256, 128);
+  shapes.weight.zero = &shapes.zero;
+  shapes.packed_shape[0] = static_cast<int64_t>(shapes.bytes());
+  shapes.weight.packed = &shapes.packed;
+  shapes.weight.codes = shapes.weight.scale = shapes.weight.zero = nullptr;
+  EXPECT_NE(explain(shapes).find("candidates"), std::string::npos) << explain(shapes);
+  shapes.weight.format = QF_FP4_E2M1;  // which has no zero points
+  EXPECT_NE(explain(shapes).find("weight.packed has"), std::string::npos) << explain(shapes);
+}
+
+}  // namespace
+}  // namespace quantfuse
