@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A file's bytes, mapped read-only: what is not looked at is not read.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <utility>
+
+namespace quantfuse::checkpoint {
+
+class MappedFile {
+ public:
+  explicit MappedFile(std::filesystem::path path);
+  MappedFile(MappedFile&& other) noexcept
+      : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
+  MappedFile& operator=(MappedFile&&) = delete;
+  ~MappedFile();
+
+  const std::filesystem::path& path() const { return path_; }
+  std::span<const uint8_t> bytes() const { return bytes_; }
+
+ private:
+  std::filesystem::path path_;
+  std::span<const uint8_t> bytes_;
+};
+
+}  // namespace quantfuse::checkpoint
