@@ -18,7 +18,9 @@ class CheckpointError : public std::runtime_error {
 
 [[noreturn]] void fail(const std::string& message);
 
-// A name from a file, fit for a message: control characters escaped, and cut where it is absurdly long.
+bool is_utf8(std::string_view text);
+
+// A name from a file, fit for a message: what is not text is escaped, and what is absurdly long is cut.
 std::string printable(std::string_view name);
 
 std::string shape_text(const std::vector<int64_t>& shape);  // "[2, 3]"

@@ -101,7 +101,8 @@ class Reader {
   // Every item takes at least `least` bytes, so that a count can be held against the file before any is read.
   void expect_count(uint64_t count, uint64_t least, const std::string& what) const {
     if (count > left() / least) {
-      fail(fmt::format("{}: {} {} is more than the file can hold", what_, what, count));
+      fail(fmt::format("{}: truncated, or {} {} is wrong: it is more than the file can hold", what_, what,
+                       count));
     }
   }
 
@@ -222,7 +223,8 @@ class Reader {
       const auto refuse = [&](const std::string& why) {
         fail(fmt::format("{}: {}: {}", what_, printable(tensor.name), why));
       };
-      const auto size = static_cast<uint64_t>(declared_bytes(tensor.name, tensor.type, tensor.shape));
+      const auto size =
+          static_cast<uint64_t>(declared_bytes(what_ + ": " + tensor.name, tensor.type, tensor.shape));
       if (offsets[i] % align != 0) {
         refuse(fmt::format("its offset {} is not a multiple of the alignment {}", offsets[i], align));
       }

@@ -59,9 +59,12 @@ void expect_plain(const Tensor& tensor, const Importer* chosen) {
 
 }  // namespace
 
-const Tensor& Plan::need(const std::string& name) const {
+const Tensor& Plan::need(const std::string& name, const std::string& for_whom) const {
   const Tensor* tensor = find(name);
-  if (!tensor) fail(printable(name) + " is missing");
+  if (!tensor) {
+    fail(printable(name) + " is missing" +
+         (for_whom.empty() ? "" : ", which belongs to " + printable(for_whom)));
+  }
   return *tensor;
 }
 
@@ -96,7 +99,7 @@ Import import_checkpoint(const Checkpoint& checkpoint, const StatedFields& state
   }
   for (const Tensor& tensor : checkpoint.tensors()) {
     if (used.contains(&tensor)) continue;
-    expect_plain(tensor, importer);
+    if (checkpoint.container() == Container::safetensors) expect_plain(tensor, importer);
     if (!names.insert(tensor.name).second) {
       fail(printable(tensor.name) + " is there both quantized and as it is");
     }

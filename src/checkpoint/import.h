@@ -31,7 +31,8 @@ class Plan {
   Plan(const Checkpoint& checkpoint, Settings settings)
       : checkpoint(checkpoint), settings(std::move(settings)) {}
 
-  const Tensor& need(const std::string& name) const;  // fails, naming it, where it is missing
+  // Fails where it is missing, naming it and, where given, the tensor that cannot do without it.
+  const Tensor& need(const std::string& name, const std::string& for_whom = "") const;
   const Tensor* find(const std::string& name) const { return checkpoint.find(name); }
   // The names that end in `suffix`, without it, in the order of the files.
   std::vector<std::string> modules_with(std::string_view suffix) const;

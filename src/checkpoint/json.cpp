@@ -25,6 +25,7 @@ struct OpenObject {
 
 Json parse_json(std::string_view text, const std::string& what) {
   if (text.size() > kLongest) fail(what + ": more than 100 MB of JSON");
+  if (!is_utf8(text)) fail(what + ": not UTF-8");
   std::vector<OpenObject> open;
   std::string last_key;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
@@ -47,7 +48,8 @@ Json parse_json(std::string_view text, const std::string& what) {
   try {
     return Json::parse(text.begin(), text.end(), watch);
   } catch (const Json::exception& e) {
-    fail(what + ": not valid JSON: " + printable(e.what()));
+    const std::string_view message = e.what();  // begins with the exception's own name in brackets
+    fail(what + ": not valid JSON: " + printable(message.substr(message.find(']') + 1)));
   }
 }
 

@@ -13,6 +13,11 @@ namespace {
 
 constexpr size_t kLengthBytes = 8;
 
+struct Entry {
+  Tensor tensor;
+  int64_t begin = 0, end = 0;  // of the data
+};
+
 // Reads the header of one file; every message begins with the file's name.
 class Reader {
  public:
@@ -22,13 +27,15 @@ class Reader {
     const Json json = parse_json(header_text(), what_ + ": header");
     if (!json.is_object()) fail(what_ + ": the header is not a JSON object");
     SafetensorsHeader header;
+    std::vector<Entry> entries;
     for (const auto& [name, value] : json.items()) {
       if (name == "__metadata__") {
         header.metadata = metadata(value);
       } else {
-        header.tensors.push_back(tensor(name, value));
+        entries.push_back(entry(name, value));
       }
     }
+    header.tensors = placed(std::move(entries));
     std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const Tensor& a, const Tensor& b) {
       return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
     });
@@ -74,7 +81,7 @@ class Reader {
   int64_t integer(const std::string& name, const Json& json, const char* key) const {
     if (json.is_number_integer() && !json.is_number_unsigned()) {
       const auto value = json.get<int64_t>();
-      if (value < 0) refuse(name, fmt::format("{} has the negative number {}", key, value));
+      if (value < 0) refuse(name, fmt::format("{} has the negative dimension or offset {}", key, value));
     }
     if (!json.is_number_unsigned()) refuse(name, fmt::format("{} holds what is not an integer", key));
     const auto value = json.get<uint64_t>();
@@ -82,9 +89,10 @@ class Reader {
     return static_cast<int64_t>(value);
   }
 
-  Tensor tensor(const std::string& name, const Json& json) const {
+  Entry entry(const std::string& name, const Json& json) const {
     if (!json.is_object()) refuse(name, "its header entry is not an object");
-    Tensor tensor;
+    Entry entry;
+    Tensor& tensor = entry.tensor;
     tensor.name = name;
     const Json& dtype = field(name, json, "dtype");
     if (!dtype.is_string()) refuse(name, "dtype is not a string");
@@ -100,17 +108,31 @@ class Reader {
     const int64_t begin = integer(name, offsets[0], "data_offsets");
     const int64_t end = integer(name, offsets[1], "data_offsets");
     if (begin > end) refuse(name, fmt::format("data_offsets [{}, {}] run backwards", begin, end));
-    if (end > static_cast<int64_t>(data_.size())) {
-      refuse(name, fmt::format("data_offsets [{}, {}] go past the end of the file's {} bytes of data", begin,
-                               end, data_.size()));
-    }
-    const int64_t expected = declared_bytes(name, tensor.type, tensor.shape);
+    const int64_t expected = declared_bytes(what_ + ": " + name, tensor.type, tensor.shape);
     if (end - begin != expected) {
       refuse(name, fmt::format("{} of shape {} takes {} bytes, but data_offsets span {}",
                                type_name(tensor.type), shape_text(tensor.shape), expected, end - begin));
     }
-    tensor.bytes = data_.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-    return tensor;
+    entry.begin = begin, entry.end = end;
+    return entry;
+  }
+
+  // Gives every tensor its bytes. Where the file is cut, the tensor that reaches farthest is named.
+  std::vector<Tensor> placed(std::vector<Entry> entries) const {
+    const auto last = std::max_element(entries.begin(), entries.end(),
+                                       [](const Entry& a, const Entry& b) { return a.end < b.end; });
+    if (last != entries.end() && last->end > static_cast<int64_t>(data_.size())) {
+      refuse(last->tensor.name,
+             fmt::format("data_offsets [{}, {}] go past the end of the file: incomplete data, {} bytes",
+                         last->begin, last->end, data_.size()));
+    }
+    std::vector<Tensor> tensors;
+    for (Entry& entry : entries) {
+      entry.tensor.bytes =
+          data_.subspan(static_cast<size_t>(entry.begin), static_cast<size_t>(entry.end - entry.begin));
+      tensors.push_back(std::move(entry.tensor));
+    }
+    return tensors;
   }
 
   void check_coverage(const std::vector<Tensor>& tensors) const {

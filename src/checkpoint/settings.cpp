@@ -104,6 +104,13 @@ int64_t Settings::integer(const char* key) const {
   return *value;
 }
 
+double Settings::number(const char* key) const {
+  const Json* value = find(key);
+  if (!value) refuse_absent(key);
+  if (!value->is_number()) refuse(key, "a number");
+  return value->get<double>();
+}
+
 std::string Settings::text(const char* key) const {
   auto value = find_text(key);
   if (!value) refuse_absent(key);

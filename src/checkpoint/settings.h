@@ -28,6 +28,7 @@ class Settings {
   std::vector<std::pair<std::string, Settings>> objects() const;  // every field, each of which is an object
 
   int64_t integer(const char* key) const;  // fails where absent
+  double number(const char* key) const;
   std::string text(const char* key) const;
 
   // This object with the fields of `other` on top.

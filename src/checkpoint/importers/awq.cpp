@@ -86,8 +86,9 @@ CanonicalWeight load(const Parts& p) {
 }
 
 void add_layer(Plan& plan, const std::string& module, int64_t group_size) {
-  const Tensor &qweight = plan.need(module + ".qweight"), &qzeros = plan.need(module + ".qzeros"),
-               &scales = plan.need(module + ".scales");
+  const Tensor& qweight = plan.need(module + ".qweight");
+  const Tensor& qzeros = plan.need(module + ".qzeros", qweight.name);
+  const Tensor& scales = plan.need(module + ".scales", qweight.name);
   expect_type(qweight, {Type::i32});
   expect_type(qzeros, {Type::i32});
   expect_type(scales, {Type::f16, Type::bf16, Type::f32});

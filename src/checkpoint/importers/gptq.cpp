@@ -160,10 +160,12 @@ void add_layer(Plan& plan, const std::string& module, const Settings& settings,
   if (group_size != -1 && group_size <= 0) settings.refuse("group_size", "-1 or more than 0");
   const int bits = static_cast<int>(bits_said);
 
-  const Tensor &qweight = plan.need(module + ".qweight"), &qzeros = plan.need(module + ".qzeros"),
-               &scales = plan.need(module + ".scales");
+  const Tensor& qweight = plan.need(module + ".qweight");
+  const Tensor& qzeros = plan.need(module + ".qzeros", qweight.name);
+  const Tensor& scales = plan.need(module + ".scales", qweight.name);
   const bool is_reordered = settings.find_flag("desc_act").value_or(false);
-  const Tensor* g_idx = is_reordered ? &plan.need(module + ".g_idx") : plan.find(module + ".g_idx");
+  const Tensor* g_idx =
+      is_reordered ? &plan.need(module + ".g_idx", qweight.name) : plan.find(module + ".g_idx");
   expect_type(qweight, {Type::i32});
   expect_type(qzeros, {Type::i32});
   expect_type(scales, {Type::f16, Type::bf16, Type::f32});
