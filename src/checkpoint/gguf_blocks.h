@@ -176,7 +176,8 @@ struct IQ4_XS {
 static_assert(sizeof(IQ4_XS) == 136);
 
 struct TQ2_0 {
-  static constexpr int kCount = 256, kGroup = 256, kBits = 2, kLowest = -1, kHighest = 2;
+  static constexpr int kCount = 256, kGroup = 256, kBits = 2, kLowest = -1,
+                       kHighest = 1;  // 2 is never written
   uint8_t qs[64];
   f16 d;
   float scale(int) const { return to_float(d); }

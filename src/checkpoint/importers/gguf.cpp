@@ -49,7 +49,7 @@ class BlockLayer final : public Layer {
         values.add_scale(block.scale(group));
       for (int i = 0; i < Block::kCount; ++i) {
         const int code = block.code(i);
-        values.num_saturated += code == Block::kLowest || code == Block::kHighest;
+        values.num_saturated += code <= Block::kLowest || code >= Block::kHighest;
       }
     });
     return values;
