@@ -52,8 +52,10 @@ void write_dequantized(const Import& import, NewFile& file, Type type,
     on_tensor(item.layer ? item.layer->info().name : item.plain->name);
     if (item.layer) {
       write_layer(file, *item.layer, type);
+      item.layer->info().release_pages();
     } else {
       file.write(item.plain->bytes);
+      release_pages(item.plain->bytes);
     }
   }
   file.finish();

@@ -30,7 +30,7 @@ constexpr const char* kValueNames[] = {"u8",   "i8",     "u16",   "i16", "u32", 
                                        "bool", "string", "array", "u64", "i64", "f64"};
 constexpr uint64_t kValueBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};  // 0: of variable length
 
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kOldest = 2, kNewest = 3;  // 3 differs by allowing big-endian files, which are not read
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint32_t kMostDims = 4;       // ggml's own limit
 constexpr int kDeepestArray = 8;        // of arrays of arrays, which no tool writes
@@ -67,9 +67,9 @@ class Reader {
     if (std::memcmp(bytes_.data(), "GGUF", 4) != 0) fail(what_ + ": the magic is not GGUF");
     at_ = 4;
     const auto version = number<uint32_t>("version");
-    if (version != kVersion) {
-      fail(fmt::format("{}: version {}, and only version {}, little-endian, is read", what_, version,
-                       kVersion));
+    if (version < kOldest || version > kNewest) {
+      fail(fmt::format("{}: version {}, and only {} and {}, little-endian, are read", what_, version, kOldest,
+                       kNewest));
     }
     const auto num_tensors = number<uint64_t>("tensor count"), num_kvs = number<uint64_t>("kv count");
     expect_count(num_kvs, kLeastKvBytes, "kv count");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A GGUF file, version 3, little-endian:
+// A GGUF file, version 2 or 3, little-endian:
 //
 //   "GGUF" | u32 version | u64 tensors | u64 kvs | kv... | tensor... | padding | data
 //

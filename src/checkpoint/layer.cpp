@@ -7,6 +7,7 @@
 #include <array>
 
 #include "checkpoint/error.h"
+#include "checkpoint/mapped_file.h"
 #include "formats/codes.h"
 
 namespace quantfuse::checkpoint {
@@ -73,6 +74,10 @@ int64_t LayerInfo::numel() const {
   return product;
 }
 
+void LayerInfo::release_pages() const {
+  for (const Tensor* tensor : tensors) checkpoint::release_pages(tensor->bytes);
+}
+
 void LayerValues::add_scale(float scale) {
   scale_min = has_scale_ ? std::min(scale_min, scale) : scale;
   scale_max = has_scale_ ? std::max(scale_max, scale) : scale;
@@ -92,12 +97,17 @@ void CanonicalLayer::dequantize(std::span<float> out) const {
     float* numbers = out.data() + row * w.k;
     const float scale = w.scale_at(i);
     const float zero = w.zero.empty() ? 0.0f : static_cast<float>(w.zero[static_cast<size_t>(i)]);
-    for (int64_t col = begin; col < end; ++col) {
-      numbers[col] = (table[code_at(codes, is_4bit, col)] - zero) * scale;
+    const auto number_of = [&](uint8_t code) { return round_to(rounding, (table[code] - zero) * scale); };
+    // A run has few different numbers: where it is longer than they are many, each is computed once.
+    const int num_codes = is_4bit ? 16 : 256;
+    if (end - begin <= num_codes) {
+      for (int64_t col = begin; col < end; ++col) numbers[col] = number_of(code_at(codes, is_4bit, col));
+      return;
     }
+    float number[256];
+    for (int code = 0; code < num_codes; ++code) number[code] = number_of(static_cast<uint8_t>(code));
+    for (int64_t col = begin; col < end; ++col) numbers[col] = number[code_at(codes, is_4bit, col)];
   });
-  if (rounding == Type::f32) return;
-  for (float& number : out) number = round_to(rounding, number);
 }
 
 LayerValues CanonicalLayer::values() const {

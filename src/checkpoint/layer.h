@@ -46,6 +46,7 @@ struct LayerInfo {
 
   int64_t bytes() const;
   int64_t numel() const;
+  void release_pages() const;  // of its tensors, after they were read
 };
 
 // What only the data can tell.

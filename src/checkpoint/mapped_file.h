@@ -26,4 +26,8 @@ class MappedFile {
   std::span<const uint8_t> bytes_;
 };
 
+// Gives mapped bytes back to the system, which reads them again if they are looked at again: a stream through
+// a large file then takes the memory of one tensor. Pages that other tensors share are kept.
+void release_pages(std::span<const uint8_t> bytes);
+
 }  // namespace quantfuse::checkpoint

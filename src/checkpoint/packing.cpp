@@ -28,6 +28,31 @@ void clear_tail(qf_format format, int64_t k, uint8_t* row) {
   if (is_packed_4bit(format) && k % 2) row[k / 2] &= 0x0f;
 }
 
+constexpr int64_t kTile = 16;  // words of a cache line
+
+struct TileArea {
+  int64_t word, col, num_words, num_cols;
+};
+
+// Words [num_words, num_cols] of a matrix with n columns, their bits `flip` turned over, to the bytes of as
+// many rows of codes.
+void transpose_tile(const uint8_t* words, int64_t n, const TileArea& area, uint32_t flip, uint8_t* codes,
+                    int64_t row_bytes) {
+  uint32_t tile[kTile][kTile] = {};
+  for (int64_t i = 0; i < area.num_words; ++i) {
+    std::memcpy(tile[i], words + ((area.word + i) * n + area.col) * 4,
+                static_cast<size_t>(area.num_cols * 4));
+  }
+  uint32_t turned[kTile][kTile];
+  for (int64_t j = 0; j < kTile; ++j) {
+    for (int64_t i = 0; i < kTile; ++i) turned[j][i] = tile[i][j] ^ flip;
+  }
+  const auto size = static_cast<size_t>(std::min(area.num_words * 4, row_bytes - area.word * 4));
+  for (int64_t j = 0; j < area.num_cols; ++j) {
+    std::memcpy(codes + (area.col + j) * row_bytes + area.word * 4, turned[j], size);
+  }
+}
+
 }  // namespace
 
 std::vector<uint8_t> codes_from_rows(const Tensor& words, int64_t n, int64_t k, int bits) {
@@ -59,19 +84,17 @@ std::vector<uint8_t> codes_from_columns(const Tensor& words, int64_t n, int64_t 
     }
     return codes;
   }
-  // A transposition of words. 16 columns at a time: one cache line of the input goes to 16 rows of the
-  // output.
-  constexpr int64_t kColumns = 16;
-  for (int64_t first = 0; first < n; first += kColumns) {
-    const int64_t last = std::min(first + kColumns, n);
-    for (int64_t i = 0; i < num_words; ++i) {
-      const auto size = static_cast<size_t>(std::min<int64_t>(4, row_bytes - i * 4));
-      for (int64_t col = first; col < last; ++col) {
-        const uint32_t word = load<uint32_t>(words, i * n + col) ^ top_bits(bits);
-        std::memcpy(codes.data() + col * row_bytes + i * 4, &word, size);
+  // A transposition of words. Tiles have whole cache lines on both sides; strips of them, whole pages.
+  constexpr int64_t kStrip = 256;
+  for (int64_t strip = 0; strip < n; strip += kStrip) {
+    const int64_t strip_end = std::min(strip + kStrip, n);
+    for (int64_t i = 0; i < num_words; i += kTile) {
+      for (int64_t col = strip; col < strip_end; col += kTile) {
+        const TileArea area{i, col, std::min(kTile, num_words - i), std::min(kTile, strip_end - col)};
+        transpose_tile(words.bytes.data(), n, area, top_bits(bits), codes.data(), row_bytes);
       }
     }
-    for (int64_t col = first; col < last; ++col) clear_tail(format, k, codes.data() + col * row_bytes);
+    for (int64_t col = strip; col < strip_end; ++col) clear_tail(format, k, codes.data() + col * row_bytes);
   }
   return codes;
 }

@@ -24,8 +24,9 @@ class Reader {
   explicit Reader(const MappedFile& file) : file_(file), what_(printable(file.path().filename().string())) {}
 
   SafetensorsHeader read() {
-    const Json json = parse_json(header_text(), what_ + ": header");
-    if (!json.is_object()) fail(what_ + ": the header is not a JSON object");
+    const std::string_view text = header_text();
+    if (!text.starts_with('{')) fail(what_ + ": the header is not a JSON object: it does not begin with {");
+    const Json json = parse_json(text, what_ + ": header");
     SafetensorsHeader header;
     std::vector<Entry> entries;
     for (const auto& [name, value] : json.items()) {

@@ -19,7 +19,9 @@ namespace {
 
 using namespace checkpoint;
 
-constexpr int64_t kSmallBytes = 64'000'000;  // read in a tenth of a second
+constexpr int64_t kSmallBytes = 64'000'000;  // read in a fraction of a second
+
+// ---- Words ---------------------------------------------------------------------------------------------
 
 std::string shape_words(const std::vector<int64_t>& shape) {
   std::string text;
@@ -37,32 +39,11 @@ std::string format_words(const LayerInfo& info) {
   return info.format + (info.is_asymmetric ? " asym" : "") + (info.has_g_idx ? " act-order" : "");
 }
 
-Json layer_json(const LayerInfo& info, const std::optional<LayerValues>& values) {
-  Json json = {{"name", info.name},
-               {"shape", info.shape},
-               {"format", info.format},
-               {"bits", info.bits},
-               {"group", info.block.cols},
-               {"block", {info.block.rows, info.block.cols}},
-               {"symmetric", !info.is_asymmetric},
-               {"act_order", info.has_g_idx},
-               {"bytes", info.bytes()}};
-  for (const Tensor* tensor : info.tensors) json["tensors"].push_back(tensor->name);
-  if (values) {
-    json["scale_min"] = values->scale_min;
-    json["scale_max"] = values->scale_max;
-    json["saturated"] = values->num_codes ? static_cast<double>(values->num_saturated) /
-                                                static_cast<double>(values->num_codes)
-                                          : 0.0;
-  }
-  return json;
-}
+std::string bytes_words(int64_t bytes) { return human_bytes(static_cast<double>(bytes)); }
 
-Json tensor_json(const Tensor& tensor) {
-  return {{"name", tensor.name},
-          {"dtype", type_name(tensor.type)},
-          {"shape", tensor.shape},
-          {"bytes", tensor.bytes.size()}};
+double saturated_share(const LayerValues& values) {
+  if (values.num_codes == 0) return 0;
+  return static_cast<double>(values.num_saturated) / static_cast<double>(values.num_codes);
 }
 
 // One value where all layers agree, a list where they do not, null where there are none.
@@ -72,30 +53,110 @@ Json common(const std::set<int64_t>& values) {
   return values;
 }
 
+// ---- What is found out, as a table and as JSON -----------------------------------------------------------
+
 struct Total {
   int64_t count = 0, numbers = 0, bytes = 0;
+
   void add(int64_t more_numbers, int64_t more_bytes) {
     ++count;
     numbers += more_numbers;
     bytes += more_bytes;
   }
   Json json() const { return {{"count", count}, {"numbers", numbers}, {"bytes", bytes}}; }
+  std::vector<std::string> row(const std::string& name) const {
+    const double bits = numbers ? 8.0 * static_cast<double>(bytes) / static_cast<double>(numbers) : 0;
+    return {name, std::to_string(count), std::to_string(numbers), fmt::format("{:.2f}", bits),
+            bytes_words(bytes)};
+  }
 };
 
-std::string bits_per_number(const Total& total) {
-  return total.numbers ? fmt::format("{:.2f}", 8.0 * static_cast<double>(total.bytes) /
-                                                   static_cast<double>(total.numbers))
-                       : "-";
-}
+class Report {
+ public:
+  explicit Report(bool has_values) : has_values_(has_values) {}
 
-using Row = std::vector<std::string>;
+  void add(const LayerInfo& info, const std::optional<LayerValues>& values) {
+    Json json = {{"name", info.name},
+                 {"shape", info.shape},
+                 {"format", info.format},
+                 {"bits", info.bits},
+                 {"group", info.block.cols},
+                 {"block", {info.block.rows, info.block.cols}},
+                 {"symmetric", !info.is_asymmetric},
+                 {"act_order", info.has_g_idx},
+                 {"bytes", info.bytes()}};
+    for (const Tensor* tensor : info.tensors) json["tensors"].push_back(tensor->name);
+    rows_.push_back({info.name, shape_words(info.shape), format_words(info), block_words(info.block),
+                     bytes_words(info.bytes())});
+    if (values) {
+      json["scale_min"] = values->scale_min;
+      json["scale_max"] = values->scale_max;
+      json["saturated"] = saturated_share(*values);
+      rows_.back().push_back(fmt::format("{:.3g} .. {:.3g}", values->scale_min, values->scale_max));
+      rows_.back().push_back(fmt::format("{:.2f}%", 100.0 * saturated_share(*values)));
+    }
+    layers_.push_back(std::move(json));
+    bits_.insert(info.bits);
+    groups_.insert(info.block.cols);
+    count(format_words(info) + " " + block_words(info.block), info.numel(), info.bytes());
+  }
 
-void print_table(std::vector<Table::Column> columns, const std::vector<Row>& rows) {
-  Table table(std::move(columns));
-  for (const Row& row : rows) table.fit(row);
-  table.print_titles();
-  for (const Row& row : rows) table.print_row(row);
-}
+  void add(const Tensor& tensor) {
+    const auto bytes = static_cast<int64_t>(tensor.bytes.size());
+    const char* type = type_name(tensor.type);
+    tensors_.push_back({{"name", tensor.name}, {"dtype", type}, {"shape", tensor.shape}, {"bytes", bytes}});
+    rows_.push_back({tensor.name, shape_words(tensor.shape), type, "", bytes_words(bytes)});
+    if (has_values_) rows_.back().insert(rows_.back().end(), {"", ""});
+    count(type, tensor.numel(), bytes);
+  }
+
+  void print() const {
+    using Align = Table::Align;
+    if (!layers_.empty()) {
+      fmt::print("{}          {}\n", styled(Style::bold, "bits"), common(bits_).dump());
+      fmt::print("{}         {} (0: a whole row)\n", styled(Style::bold, "group"), common(groups_).dump());
+    }
+    std::vector<Table::Column> columns = {
+        {"weight", Align::left}, {"shape"}, {"format", Align::left}, {"scale per", Align::left}, {"size"}};
+    if (has_values_) columns.insert(columns.end(), {{"scale"}, {"saturated"}});
+    print_table(std::move(columns), rows_);
+    std::vector<std::vector<std::string>> totals;
+    for (const auto& [name, total] : by_format_) totals.push_back(total.row(name));
+    totals.push_back(all_.row("all"));
+    print_table({{"total", Align::left}, {"tensors"}, {"numbers"}, {"bits each"}, {"size"}}, totals);
+  }
+
+  void add_to(Json& json) const {
+    json["bits"] = common(bits_);
+    json["group"] = common(groups_);
+    json["layers"] = layers_;
+    json["tensors"] = tensors_;
+    for (const auto& [name, total] : by_format_) json["by_format"][name] = total.json();
+    json["total"] = all_.json();
+  }
+
+ private:
+  void count(const std::string& format, int64_t numbers, int64_t bytes) {
+    by_format_[format].add(numbers, bytes);
+    all_.add(numbers, bytes);
+  }
+
+  static void print_table(std::vector<Table::Column> columns,
+                          const std::vector<std::vector<std::string>>& rows) {
+    Table table(std::move(columns));
+    for (const auto& row : rows) table.fit(row);
+    fmt::print("\n");
+    table.print_titles();
+    for (const auto& row : rows) table.print_row(row);
+  }
+
+  bool has_values_;
+  Json layers_ = Json::array(), tensors_ = Json::array();
+  std::vector<std::vector<std::string>> rows_;
+  std::set<int64_t> bits_, groups_;
+  std::map<std::string, Total> by_format_;
+  Total all_;
+};
 
 }  // namespace
 
@@ -106,87 +167,37 @@ int run_inspect(const InspectOptions& options) {
   const Import import = import_checkpoint(checkpoint, stated_fields(options.stated));
   const bool reads_data = options.reads_data || checkpoint.file_bytes() < kSmallBytes;
 
-  Json layers = Json::array(), tensors = Json::array();
-  std::vector<Row> rows;
-  std::map<std::string, Total> by_format;
-  Total all;
-  std::set<int64_t> bits, groups;
+  Report report(reads_data);
   Progress progress(import.layers.size());
   for (const auto& layer : import.layers) {
-    const LayerInfo& info = layer->info();
     std::optional<LayerValues> values;
     if (reads_data) {
-      progress.step(info.name);
+      progress.step(layer->info().name);
       values = layer->values();
+      layer->info().release_pages();
     }
-    layers.push_back(layer_json(info, values));
-    rows.push_back({info.name, shape_words(info.shape), format_words(info), block_words(info.block),
-                    human_bytes(static_cast<double>(info.bytes()))});
-    if (values) {
-      rows.back().push_back(fmt::format("{:.3g} .. {:.3g}", values->scale_min, values->scale_max));
-      rows.back().push_back(fmt::format("{:.2f}%", 100.0 * layers.back()["saturated"].get<double>()));
-    }
-    by_format[format_words(info) + " " + block_words(info.block)].add(info.numel(), info.bytes());
-    all.add(info.numel(), info.bytes());
-    bits.insert(info.bits);
-    groups.insert(info.block.cols);
+    report.add(layer->info(), values);
   }
   progress.clear();
-  for (const Tensor* tensor : import.plain) {
-    const auto bytes = static_cast<int64_t>(tensor->bytes.size());
-    tensors.push_back(tensor_json(*tensor));
-    rows.push_back({tensor->name, shape_words(tensor->shape), type_name(tensor->type), "",
-                    human_bytes(static_cast<double>(bytes))});
-    if (reads_data) rows.back().insert(rows.back().end(), {"", ""});
-    by_format[type_name(tensor->type)].add(tensor->numel(), bytes);
-    all.add(tensor->numel(), bytes);
-  }
+  for (const Tensor* tensor : import.plain) report.add(*tensor);
 
   const bool is_gguf = checkpoint.container() == Container::gguf;
+  const size_t num_files = checkpoint.files().size();
   const std::string architecture = checkpoint.architecture();
   fmt::print("{}  {}\n", styled(Style::bold, "architecture"),
              architecture.empty() ? "unknown" : architecture);
   fmt::print("{}        {}, {} {} file{}, {}\n", styled(Style::bold, "format"),
-             import.format.empty() ? "not quantized" : import.format, checkpoint.files().size(),
-             is_gguf ? "GGUF" : "safetensors", checkpoint.files().size() == 1 ? "" : "s",
-             human_bytes(static_cast<double>(checkpoint.file_bytes())));
-  if (!import.layers.empty()) {
-    fmt::print("{}          {}\n", styled(Style::bold, "bits"), common(bits).dump());
-    fmt::print("{}         {} (0: a whole row)\n", styled(Style::bold, "group"), common(groups).dump());
-  }
-  fmt::print("\n");
-  using Align = Table::Align;
-  std::vector<Table::Column> columns = {
-      {"weight", Align::left}, {"shape"}, {"format", Align::left}, {"scale per", Align::left}, {"size"}};
-  if (reads_data) columns.insert(columns.end(), {{"scale"}, {"saturated"}});
-  print_table(std::move(columns), rows);
+             import.format.empty() ? "not quantized" : import.format, num_files,
+             is_gguf ? "GGUF" : "safetensors", num_files == 1 ? "" : "s",
+             bytes_words(checkpoint.file_bytes()));
+  report.print();
 
-  fmt::print("\n");
-  std::vector<Row> totals;
-  Json totals_json = Json::object();
-  const auto add_total = [&](const std::string& name, const Total& total) {
-    totals.push_back({name, std::to_string(total.count), std::to_string(total.numbers),
-                      bits_per_number(total), human_bytes(static_cast<double>(total.bytes))});
-  };
-  for (const auto& [name, total] : by_format) {
-    add_total(name, total);
-    totals_json[name] = total.json();
-  }
-  add_total("total", all);
-  print_table({{"total", Align::left}, {"tensors"}, {"numbers"}, {"bits each"}, {"size"}}, totals);
-
-  file.write({{"path", options.path},
-              {"container", is_gguf ? "gguf" : "safetensors"},
-              {"architecture", architecture},
-              {"format", import.format.empty() ? Json(nullptr) : Json(import.format)},
-              {"bits", common(bits)},
-              {"group", common(groups)},
-              {"files", checkpoint.files().size()},
-              {"file_bytes", checkpoint.file_bytes()},
-              {"layers", std::move(layers)},
-              {"tensors", std::move(tensors)},
-              {"by_format", std::move(totals_json)},
-              {"total", all.json()}});
+  Json json = {
+      {"path", options.path},         {"container", is_gguf ? "gguf" : "safetensors"},
+      {"architecture", architecture}, {"format", import.format.empty() ? Json(nullptr) : Json(import.format)},
+      {"files", num_files},           {"file_bytes", checkpoint.file_bytes()}};
+  report.add_to(json);
+  file.write(json);
   return kSuccess;
 }
 

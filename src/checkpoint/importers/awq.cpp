@@ -10,6 +10,8 @@
 //   w[o,i] = (q - z) * scale, in float16; zero points as they are
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "checkpoint/error.h"
 #include "checkpoint/import.h"
 #include "core/dtype.h"
@@ -40,21 +42,37 @@ void transpose_nibbles(uint32_t (&rows)[8]) {
   }
 }
 
-// Eight inputs of eight outputs at a time, so that words become words.
+// Eight inputs of eight outputs, so that words become words.
+void load_square(const Parts& p, int64_t first, int64_t word, uint8_t* codes, int64_t row_bytes) {
+  const int64_t num_words = p.n / 8, count = std::min<int64_t>(8, p.k - first);
+  uint32_t words[8] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    words[i] = load<uint32_t>(p.qweight, (first + i) * num_words + word) ^ 0x88888888u;
+  }
+  transpose_nibbles(words);
+  uint8_t* out = codes + word * 8 * row_bytes + first / 2;
+  for (int j = 0; j < 8; ++j, out += row_bytes) {
+    const uint32_t eight = words[kNibbleOf[j]];
+    if (count == 8) {
+      std::memcpy(out, &eight, 4);  // of a size that the compiler knows
+    } else {
+      std::memcpy(out, &eight, static_cast<size_t>((count + 1) / 2));
+    }
+  }
+}
+
 std::vector<uint8_t> load_codes(const Parts& p) {
   const int64_t row_bytes = quantfuse::row_bytes(QF_INT4, p.k), num_words = p.n / 8;
   std::vector<uint8_t> codes(static_cast<size_t>(p.n * row_bytes));
-  for (int64_t first = 0; first < p.k; first += 8) {
-    const int64_t count = std::min<int64_t>(8, p.k - first);
-    for (int64_t c = 0; c < num_words; ++c) {
-      uint32_t words[8] = {};
-      for (int64_t i = 0; i < count; ++i) {
-        words[i] = load<uint32_t>(p.qweight, (first + i) * num_words + c) ^ 0x88888888u;
-      }
-      transpose_nibbles(words);
-      for (int j = 0; j < 8; ++j) {
-        uint8_t* row = codes.data() + (c * 8 + j) * row_bytes;
-        std::memcpy(row + first / 2, &words[kNibbleOf[j]], static_cast<size_t>((count + 1) / 2));
+  // By tiles of 128 inputs, a cache line of the output, and 64 words, four of the input: 32 KB on either
+  // side.
+  constexpr int64_t kInputs = 128, kWords = 64;
+  for (int64_t k0 = 0; k0 < p.k; k0 += kInputs) {
+    for (int64_t word0 = 0; word0 < num_words; word0 += kWords) {
+      for (int64_t word = word0; word < std::min(word0 + kWords, num_words); ++word) {
+        for (int64_t first = k0; first < std::min(k0 + kInputs, p.k); first += 8) {
+          load_square(p, first, word, codes.data(), row_bytes);
+        }
       }
     }
   }

@@ -67,6 +67,11 @@ void add_layer(Plan& plan, const std::string& name, const Settings& entry) {
   const std::string stem = name.substr(0, leaf) + "_" + name.substr(leaf) + "_";
 
   const Tensor &qdata = plan.need(stem + "qdata"), &scale = plan.need(stem + "scale");
+  for (const std::string& part : entry.texts("_tensor_data_names")) {
+    if (part != "qdata" && part != "scale" && part != "zero_point" && plan.find(stem + part)) {
+      fail(fmt::format("{} is a part of a {} that is not supported", printable(stem + part), type));
+    }
+  }
   const bool is_float = type == "Float8Tensor";
   expect_type(qdata, {is_float ? Type::e4m3 : Type::i8});
   expect_type(scale, {Type::f32, Type::bf16, Type::f16});
