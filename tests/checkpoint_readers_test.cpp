@@ -209,6 +209,7 @@ TEST(Gguf, NamesWhatIsWrong) {
   EXPECT_SAYS(with_tensors({{"a", {1, 1, 1, 1, 1}, 0, 0}}), "a has 5 dimensions");
   EXPECT_SAYS(with_tensors({{"a", {~uint64_t{0}}, 0, 0}}), "a: dimension");
   EXPECT_SAYS(with_tensors({{"a", {uint64_t{1} << 62, 0}, 0, 0}}), "a: shape");
+  EXPECT_SAYS(with_tensors({{"a\xff", {8}, 0, 0}}), "not UTF-8: a\\xff");
   EXPECT_SAYS(with_tensors({{"a", {32}, 16, 0}}), "a has ggml type 16");  // IQ2_XXS
   EXPECT_SAYS(with_tensors({{"a", {128}, 12, 0}}), "a: shape [128]");     // half a block of Q4_K
   const auto with_kvs = [&](const std::vector<std::string>& kvs) {

@@ -125,6 +125,12 @@ class Reader {
     return text;
   }
 
+  std::string name(const std::string& what) {
+    std::string text = string(what);
+    if (!is_utf8(text)) fail(fmt::format("{}: {} is not UTF-8: {}", what_, what, printable(text)));
+    return text;
+  }
+
   ValueType value_type(const std::string& key) {
     const auto type = number<uint32_t>(key);
     if (type > kF64) fail(fmt::format("{}: {} has the unknown value type {}", what_, key, type));
@@ -174,7 +180,7 @@ class Reader {
   }
 
   void read_kv(Json& metadata) {
-    const std::string key = string("a key");
+    const std::string key = name("a key");
     const std::string shown = printable(key);
     if (metadata.contains(key)) fail(what_ + ": the key " + shown + " appears twice");
     metadata[key] = read_value(shown, value_type(shown));
@@ -182,7 +188,7 @@ class Reader {
 
   Tensor read_tensor(std::vector<uint64_t>& offsets) {
     Tensor tensor;
-    tensor.name = string("a tensor's name");
+    tensor.name = name("a tensor's name");
     const std::string shown = printable(tensor.name);
     const auto rank = number<uint32_t>(shown);
     if (rank > kMostDims) {
@@ -207,7 +213,8 @@ class Reader {
     if (found == metadata.end()) return kDefaultAlignment;
     const uint64_t value = found->is_number_unsigned() ? found->get<uint64_t>() : 0;
     if (value == 0 || (value & (value - 1)) != 0 || value > UINT32_MAX) {
-      fail(fmt::format("{}: general.alignment is {}, expected a power of two", what_, found->dump()));
+      const std::string shown = found->dump(-1, ' ', false, Json::error_handler_t::replace);
+      fail(fmt::format("{}: general.alignment is {}, expected a power of two", what_, printable(shown)));
     }
     return value;
   }
