@@ -79,6 +79,16 @@ TEST(Safetensors, BoundsTheDepthOfItsHeader) {
   EXPECT_SAYS(safetensors_error(R"({"a":)" + std::string(1000, '[') + std::string(1000, ']') + "}"), "deep");
 }
 
+// A header of very many tensors takes time in proportion.
+TEST(Safetensors, ReadsManyTensors) {
+  constexpr int kCount = 200'000;
+  std::string header = "{";
+  for (int i = 0; i < kCount; ++i) {
+    header += (i ? ",\"" : "\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+  }
+  EXPECT_EQ(safetensors_error(header + "}"), "accepted");
+}
+
 TEST(Checkpoints, NeedAFileThatIsOne) {
   TemporaryFolder folder;
   folder.write("a.bin", "x");

@@ -51,9 +51,11 @@ void write_dequantized(const Import& import, NewFile& file, Type type,
   for (const Item& item : items) {
     on_tensor(item.layer ? item.layer->info().name : item.plain->name);
     if (item.layer) {
+      item.layer->info().prefetch_pages();
       write_layer(file, *item.layer, type);
       item.layer->info().release_pages();
     } else {
+      prefetch_pages(item.plain->bytes);
       file.write(item.plain->bytes);
       release_pages(item.plain->bytes);
     }

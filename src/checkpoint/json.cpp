@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/json.h"
 
-#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/error.h"
@@ -11,14 +10,77 @@ namespace quantfuse::checkpoint {
 namespace {
 
 // A safetensors header is 2 deep, a quantization_config about 8.
-constexpr int kDeepest = 64;
+constexpr size_t kDeepest = 64;
 // What the safetensors library allows a header; the largest index.json so far is a tenth of it.
 constexpr size_t kLongest = 100'000'000;
 
-// The keys of an object that is being read.
-struct OpenObject {
-  std::string name;  // the key that it stands under
-  std::unordered_set<std::string> keys;
+// Builds the document, watching depth and keys. The library's own parser takes the last of two equal keys in
+// silence, and with a callback to watch it takes time quadratic in the number of keys.
+class Builder final : public nlohmann::json_sax<Json> {
+ public:
+  explicit Builder(const std::string& what) : what_(what) {}
+  Json take() { return std::move(root_); }
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t&) override { return add(value); }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t&) override { return false; }  // not in JSON text
+
+  bool start_object(size_t) override { return open(Json::object()); }
+  bool start_array(size_t) override { return open(Json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& key) override {
+    if (open_.back().json->contains(key)) {
+      const std::string& parent = open_.back().name;
+      fail(what_ + ": duplicate key '" + printable(key) + "'" +
+           (parent.empty() ? "" : " in '" + printable(parent) + "'"));
+    }
+    key_ = std::move(key);
+    return true;
+  }
+
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& e) override {
+    const std::string_view message = e.what();  // begins with the exception's own name in brackets
+    fail(what_ + ": not valid JSON:" + printable(message.substr(message.find(']') + 1)));
+  }
+
+ private:
+  struct Open {
+    Json* json;
+    std::string name;  // the key that it stands under
+  };
+
+  bool add(Json value) { return place(std::move(value)) != nullptr; }
+
+  Json* place(Json value) {
+    if (open_.empty()) return &(root_ = std::move(value));
+    Json& parent = *open_.back().json;
+    if (parent.is_object()) return &(parent[key_] = std::move(value));
+    parent.push_back(std::move(value));
+    return &parent.back();
+  }
+
+  bool open(Json value) {
+    if (open_.size() >= kDeepest) fail(what_ + ": JSON nested more than 64 deep");
+    Json* placed = place(std::move(value));
+    open_.push_back({placed, key_});
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  const std::string& what_;
+  Json root_;
+  std::vector<Open> open_;
+  std::string key_;
 };
 
 }  // namespace
@@ -26,31 +88,13 @@ struct OpenObject {
 Json parse_json(std::string_view text, const std::string& what) {
   if (text.size() > kLongest) fail(what + ": more than 100 MB of JSON");
   if (!is_utf8(text)) fail(what + ": not UTF-8");
-  std::vector<OpenObject> open;
-  std::string last_key;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (depth > kDeepest) fail(what + ": JSON nested more than 64 deep");
-    switch (event) {
-      case Json::parse_event_t::object_start: open.push_back({last_key, {}}); break;
-      case Json::parse_event_t::object_end: open.pop_back(); break;
-      case Json::parse_event_t::key:
-        last_key = parsed.get<std::string>();
-        if (!open.back().keys.insert(last_key).second) {
-          const std::string& parent = open.back().name;
-          fail(what + ": duplicate key '" + printable(last_key) + "'" +
-               (parent.empty() ? "" : " in '" + printable(parent) + "'"));
-        }
-        break;
-      default: break;
-    }
-    return true;
-  };
+  Builder builder(what);
   try {
-    return Json::parse(text.begin(), text.end(), watch);
+    if (!Json::sax_parse(text.begin(), text.end(), &builder)) fail(what + ": not valid JSON");
   } catch (const Json::exception& e) {
-    const std::string_view message = e.what();  // begins with the exception's own name in brackets
-    fail(what + ": not valid JSON: " + printable(message.substr(message.find(']') + 1)));
+    fail(what + ": not valid JSON: " + printable(e.what()));
   }
+  return builder.take();
 }
 
 Json read_json_file(const std::filesystem::path& path) {

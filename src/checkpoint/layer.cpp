@@ -74,6 +74,10 @@ int64_t LayerInfo::numel() const {
   return product;
 }
 
+void LayerInfo::prefetch_pages() const {
+  for (const Tensor* tensor : tensors) checkpoint::prefetch_pages(tensor->bytes);
+}
+
 void LayerInfo::release_pages() const {
   for (const Tensor* tensor : tensors) checkpoint::release_pages(tensor->bytes);
 }

@@ -46,7 +46,8 @@ struct LayerInfo {
 
   int64_t bytes() const;
   int64_t numel() const;
-  void release_pages() const;  // of its tensors, after they were read
+  void prefetch_pages() const;  // of its tensors, before all of them are read
+  void release_pages() const;   // and after
 };
 
 // What only the data can tell.

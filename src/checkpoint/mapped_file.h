@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file's bytes, mapped read-only: what is not looked at is not read.
+// A file's bytes, mapped read-only: what is not looked at is not read, nor is what lies around it.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,9 @@ class MappedFile {
   std::filesystem::path path_;
   std::span<const uint8_t> bytes_;
 };
+
+// Has the system read mapped bytes ahead, before all of them are looked at.
+void prefetch_pages(std::span<const uint8_t> bytes);
 
 // Gives mapped bytes back to the system, which reads them again if they are looked at again: a stream through
 // a large file then takes the memory of one tensor. Pages that other tensors share are kept.

@@ -55,6 +55,7 @@ class Reader {
     if (length > bytes.size() - kLengthBytes) {
       fail(fmt::format("{}: the header length {} exceeds the file of {} bytes", what_, length, bytes.size()));
     }
+    prefetch_pages(bytes.first(kLengthBytes + length));
     data_ = bytes.subspan(kLengthBytes + length);
     return {reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, length};
   }

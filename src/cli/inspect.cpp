@@ -173,6 +173,7 @@ int run_inspect(const InspectOptions& options) {
     std::optional<LayerValues> values;
     if (reads_data) {
       progress.step(layer->info().name);
+      layer->info().prefetch_pages();
       values = layer->values();
       layer->info().release_pages();
     }
