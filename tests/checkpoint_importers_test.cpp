@@ -116,8 +116,7 @@ void expect_error(const fs::path& path, const std::vector<std::string>& expected
   }
 }
 
-// ---- GPTQ
-// --------------------------------------------------------------------------------------------------
+// ---- GPTQ ----
 
 std::vector<NewTensor> gptq_tensors(const Known& layer, int version, const std::string& module = "m.q_proj") {
   const auto zeros = transposed(layer.zeros, layer.n, layer.groups);  // [groups, n]
@@ -247,8 +246,7 @@ TEST(Gptq, ReadsTheConfigOfOlderTools) {
   expect_values(*import_checkpoint(checkpoint).layers[0], known);
 }
 
-// ---- AWQ
-// ---------------------------------------------------------------------------------------------------
+// ---- AWQ ----
 
 constexpr int kAwqOutput[8] = {0, 2, 4, 6, 1, 3, 5, 7};  // of nibble i
 
@@ -279,8 +277,7 @@ TEST(Awq, ReadsEveryShape) {
   }
 }
 
-// ---- compressed-tensors
-// ------------------------------------------------------------------------------------
+// ---- compressed-tensors ----
 
 Config ct_group(const Config& targets, const Config& weights) {
   return {{"targets", targets}, {"weights", weights}};
@@ -440,8 +437,7 @@ TEST(CompressedTensors, DividesByTheGlobalScaleOfNvfp4) {
   expect_error(zero.path(), {"m.weight_global_scale", "0"});
 }
 
-// ---- FP8 blocks
-// --------------------------------------------------------------------------------------------
+// ---- FP8 blocks ----
 
 TEST(Fp8, ReadsOtherBlocksAndPowersOfTwo) {
   const int64_t n = 70, k = 130;
@@ -469,8 +465,7 @@ TEST(Fp8, ReadsOtherBlocksAndPowersOfTwo) {
   expect_error(folder.path(), {"modules_to_not_convert", "m"}, {{"modules_to_not_convert", R"(["m"])"}});
 }
 
-// ---- bitsandbytes
-// ------------------------------------------------------------------------------------------
+// ---- bitsandbytes ----
 
 TEST(Bitsandbytes, ReadsOddSizesAndWideStorage) {
   std::vector<float> map(16);
@@ -503,8 +498,7 @@ TEST(Bitsandbytes, ReadsOddSizesAndWideStorage) {
   }
 }
 
-// ---- torchao
-// -----------------------------------------------------------------------------------------------
+// ---- torchao ----
 
 TEST(Torchao, NeedsTheMetadata) {
   TemporaryFolder folder;
@@ -513,8 +507,7 @@ TEST(Torchao, NeedsTheMetadata) {
   expect_error(folder.path(), {"torchao"});
 }
 
-// ---- Accounting
-// --------------------------------------------------------------------------------------------
+// ---- Accounting ----
 
 TEST(Accounting, NamesWhatIsLeftOver) {
   const Known known(8, 64, 32, 4);
@@ -558,8 +551,7 @@ TEST(Accounting, TakesPlainCheckpoints) {
   EXPECT_EQ(import.plain.size(), 1u);
 }
 
-// ---- Scales for the kernels
-// --------------------------------------------------------------------------------
+// ---- Scales for the kernels ----
 
 TEST(PositiveScales, KeepTheNumbers) {
   for (const qf_format format : {QF_INT4, QF_INT8, QF_FP4_E2M1, QF_FP8_E4M3}) {

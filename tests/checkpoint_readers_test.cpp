@@ -28,8 +28,7 @@ std::string raw(T value) {
   return text;
 }
 
-// ---- safetensors
-// -------------------------------------------------------------------------------------------
+// ---- safetensors ----
 
 std::string safetensors_error(const std::string& header, const std::string& data = "") {
   TemporaryFolder folder;
@@ -102,8 +101,7 @@ TEST(Checkpoints, NeedAFileThatIsOne) {
   EXPECT_SAYS(error_of(folder / "c"), "not a regular file");
 }
 
-// ---- Shards
-// ------------------------------------------------------------------------------------------------
+// ---- Shards ----
 
 class Shards : public testing::Test {
  protected:
@@ -150,8 +148,7 @@ TEST_F(Shards, StayInTheFolder) {
   }
 }
 
-// ---- GGUF
-// --------------------------------------------------------------------------------------------------
+// ---- GGUF ----
 
 std::string gguf_string(const std::string& text) { return raw<uint64_t>(text.size()) + text; }
 
@@ -236,8 +233,7 @@ TEST(Gguf, NamesWhatIsWrong) {
   EXPECT_SAYS(with_kvs({gguf_kv("split.count", 2, raw<uint16_t>(3))}), "one of 3 parts");
 }
 
-// ---- What is written
-// ---------------------------------------------------------------------------------------
+// ---- What is written ----
 
 TEST(NewFiles, AppearWholeOrNotAtAll) {
   TemporaryFolder folder;

@@ -21,7 +21,7 @@ using namespace checkpoint;
 
 constexpr int64_t kSmallBytes = 64'000'000;  // read in a fraction of a second
 
-// ---- Words ---------------------------------------------------------------------------------------------
+// ---- Words ----
 
 std::string shape_words(const std::vector<int64_t>& shape) {
   std::string text;
@@ -53,7 +53,7 @@ Json common(const std::set<int64_t>& values) {
   return values;
 }
 
-// ---- What is found out, as a table and as JSON -----------------------------------------------------------
+// ---- What is found out, as a table and as JSON ----
 
 struct Total {
   int64_t count = 0, numbers = 0, bytes = 0;

@@ -31,8 +31,10 @@
 namespace quantfuse::checkpoint {
 namespace {
 
-// ---- Which group a module belongs to
-// -----------------------------------------------------------------------
+// ---- Which group a module belongs to ----
+
+// How a target matches a module; what is more exact comes first and has precedence.
+enum class Match { name, pattern, module_class, none };
 
 // "model.layers.0.mlp.up_proj", "re:.*up_proj" or the name of a class, which a checkpoint does not show: it
 // matches every module.
@@ -41,12 +43,12 @@ class Target {
   explicit Target(const std::string& text) : text_(text) {
     if (text.starts_with("re:")) pattern_.emplace(text.substr(3));
   }
-  // 0 the name itself, 1 a pattern, 2 a class: what is more exact has precedence. -1: not at all.
-  int match(const std::string& module) const {
-    if (pattern_) return pattern_->matches(module) ? 1 : -1;
-    if (text_ == module) return 0;
-    return !text_.empty() && text_[0] >= 'A' && text_[0] <= 'Z' && text_.find('.') == std::string::npos ? 2
-                                                                                                        : -1;
+  Match match(const std::string& module) const {
+    if (pattern_) return pattern_->matches(module) ? Match::pattern : Match::none;
+    if (text_ == module) return Match::name;
+    const bool is_class =
+        !text_.empty() && text_[0] >= 'A' && text_[0] <= 'Z' && text_.find('.') == text_.npos;
+    return is_class ? Match::module_class : Match::none;
   }
 
  private:
@@ -60,12 +62,9 @@ std::vector<Target> targets_of(const Settings& settings, const char* key) {
   return targets;
 }
 
-int best_match(const std::vector<Target>& targets, const std::string& module) {
-  int best = -1;
-  for (const Target& target : targets) {
-    const int match = target.match(module);
-    if (match >= 0 && (best < 0 || match < best)) best = match;
-  }
+Match best_match(const std::vector<Target>& targets, const std::string& module) {
+  Match best = Match::none;
+  for (const Target& target : targets) best = std::min(best, target.match(module));
   return best;
 }
 
@@ -114,8 +113,7 @@ std::vector<Group> groups_of(const Settings& settings) {
   return groups;
 }
 
-// ---- A module's tensors
-// ------------------------------------------------------------------------------------
+// ---- A module's tensors ----
 
 struct Module {
   const Plan& plan;
@@ -147,8 +145,7 @@ const Tensor& scale_of(const Module& m, const LayerInfo& info, std::initializer_
   return scale;
 }
 
-// ---- Integers
-// ----------------------------------------------------------------------------------------------
+// ---- Integers ----
 
 struct IntegerParts {
   const Tensor &codes, &scale;
@@ -248,8 +245,7 @@ std::unique_ptr<Layer> int8_layer(const Module& m) {
                        weight);
 }
 
-// ---- Floating point
-// ----------------------------------------------------------------------------------------
+// ---- Floating point ----
 
 // Older versions kept a zero point that does nothing beside floating-point codes.
 void expect_zeros(const Tensor& zero) {
@@ -326,8 +322,7 @@ std::unique_ptr<Layer> nvfp4_layer(const Module& m) {
                                           });
 }
 
-// ---- The plan
-// ----------------------------------------------------------------------------------------------
+// ---- The plan ----
 
 std::unique_ptr<Layer> layer_of(const Module& m) {
   const std::string& format = m.group.format;
@@ -346,9 +341,9 @@ std::unique_ptr<Layer> layer_of(const Module& m) {
 // Several groups may match a module. The most exact one counts, unless the tensors say that it is another.
 std::unique_ptr<Layer> layer_of(const Plan& plan, const std::string& name, const std::vector<Group>& groups) {
   std::string first_error;
-  for (int exactness = 0; exactness <= 2; ++exactness) {
+  for (const Match match : {Match::name, Match::pattern, Match::module_class}) {
     for (const Group& group : groups) {
-      if (best_match(group.targets, name) != exactness) continue;
+      if (best_match(group.targets, name) != match) continue;
       try {
         return layer_of(Module{plan, name, group});
       } catch (const CheckpointError& e) {
@@ -374,8 +369,8 @@ void plan_compressed_tensors(Plan& plan) {
         name = tensor.name.substr(0, tensor.name.size() - std::string_view(end).size());
     }
     if (name.empty() || !planned.insert(name).second) continue;
-    const int ignored_by = best_match(ignored, name);
-    if (ignored_by == 0 || ignored_by == 1) {
+    const Match ignored_by = best_match(ignored, name);
+    if (ignored_by == Match::name || ignored_by == Match::pattern) {
       settings.refuse("ignore", "a list that does not match " + printable(name) + ", which is quantized");
     }
     plan.add(layer_of(plan, name, groups));
