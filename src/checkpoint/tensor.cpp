@@ -42,6 +42,13 @@ bool type_from_name(const std::string& name, Type& type) {
   return false;
 }
 
+bool float_type_from_name(const std::string& name, Type& type) {
+  if (name == "float32") return type = Type::f32, true;
+  if (name == "float16") return type = Type::f16, true;
+  if (name == "bfloat16") return type = Type::bf16, true;
+  return false;
+}
+
 int64_t Tensor::numel() const {
   int64_t product = 1;
   for (const int64_t dim : shape) product *= dim;

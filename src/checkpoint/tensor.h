@@ -67,6 +67,9 @@ inline bool is_block_quantized(Type type) { return type >= Type::q4_0; }
 // The type that a safetensors header calls `name`; false where there is none.
 bool type_from_name(const std::string& name, Type& type);
 
+// The type that PyTorch calls `name`: float32, float16 or bfloat16; false for any other.
+bool float_type_from_name(const std::string& name, Type& type);
+
 struct Tensor {
   std::string name;
   Type type = Type::u8;

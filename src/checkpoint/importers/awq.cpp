@@ -27,53 +27,72 @@ struct Parts {
   int64_t n, k, group, num_groups;
 };
 
-// Rows of a matrix of 8 x 8 nibbles become its columns: blocks of 4 nibbles change places, then of 2, then of
-// 1.
-void transpose_nibbles(uint32_t (&rows)[8]) {
-  constexpr uint32_t kLow[] = {0x0000ffffu, 0x00ff00ffu, 0x0f0f0f0fu};
-  for (int step = 0, distance = 4; distance > 0; ++step, distance /= 2) {
-    for (int i = 0; i < 8; ++i) {
-      if (i & distance) continue;
-      uint32_t &upper = rows[i], &lower = rows[i + distance];
-      const uint32_t moved = ((upper >> 4 * distance) ^ lower) & kLow[step];
-      lower ^= moved;
-      upper ^= moved << 4 * distance;
+constexpr int kLanes = 8;  // squares that are turned side by side: loops that compilers make vectors of
+
+// Of every square of 2 kDistance x 2 kDistance nibbles, the upper right quarter and the lower left one change
+// places. `low` has the left halves' bits.
+template <int kDistance>
+void swap_quarters(uint32_t (&rows)[8][kLanes], uint32_t low) {
+  for (int i = 0; i < 8; ++i) {
+    if (i & kDistance) continue;
+    uint32_t* __restrict upper = rows[i], * __restrict lower = rows[i + kDistance];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const uint32_t moved = ((upper[lane] >> 4 * kDistance) ^ lower[lane]) & low;
+      lower[lane] ^= moved;
+      upper[lane] ^= moved << 4 * kDistance;
     }
   }
 }
 
-// Eight inputs of eight outputs, so that words become words.
-void load_square(const Parts& p, int64_t first, int64_t word, uint8_t* codes, int64_t row_bytes) {
-  const int64_t num_words = p.n / 8, count = std::min<int64_t>(8, p.k - first);
-  uint32_t words[8] = {};
-  for (int64_t i = 0; i < count; ++i) {
-    words[i] = load<uint32_t>(p.qweight, (first + i) * num_words + word) ^ 0x88888888u;
-  }
-  transpose_nibbles(words);
-  uint8_t* out = codes + word * 8 * row_bytes + first / 2;
-  for (int j = 0; j < 8; ++j, out += row_bytes) {
-    const uint32_t eight = words[kNibbleOf[j]];
-    if (count == 8) {
-      std::memcpy(out, &eight, 4);  // of a size that the compiler knows
-    } else {
-      std::memcpy(out, &eight, static_cast<size_t>((count + 1) / 2));
+// Rows of matrices of 8 x 8 nibbles, one per lane, become their columns.
+void transpose_nibbles(uint32_t (&rows)[8][kLanes]) {
+  swap_quarters<4>(rows, 0x0000ffffu);
+  swap_quarters<2>(rows, 0x00ff00ffu);
+  swap_quarters<1>(rows, 0x0f0f0f0fu);
+}
+
+constexpr int64_t kInputs = 128;  // codes of a cache line
+
+// Codes of eight words of outputs for 128 inputs, fewer of both at the edges.
+struct Tile {
+  uint32_t codes[kLanes * 8][kInputs / 8];
+
+  void load(const Parts& p, int64_t first, int64_t word) {
+    const int64_t num_words = p.n / 8, num_inputs = std::min(kInputs, p.k - first);
+    const auto num_lanes = static_cast<size_t>(std::min<int64_t>(kLanes, num_words - word));
+    for (int64_t i = 0; i < num_inputs; i += 8) {
+      uint32_t words[8][kLanes] = {};
+      for (int64_t j = 0; j < std::min<int64_t>(8, num_inputs - i); ++j) {
+        const uint8_t* in = p.qweight.bytes.data() + ((first + i + j) * num_words + word) * 4;
+        std::memcpy(words[j], in, num_lanes * 4);
+        for (uint32_t& eight : words[j]) eight ^= 0x88888888u;  // less 8
+      }
+      transpose_nibbles(words);
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        for (size_t j = 0; j < 8; ++j) codes[lane * 8 + j][i / 8] = words[kNibbleOf[j]][lane];
+      }
     }
   }
-}
+};
 
 std::vector<uint8_t> load_codes(const Parts& p) {
   const int64_t row_bytes = quantfuse::row_bytes(QF_INT4, p.k), num_words = p.n / 8;
   std::vector<uint8_t> codes(static_cast<size_t>(p.n * row_bytes));
-  // By tiles of 128 inputs, a cache line of the output, and 64 words, four of the input: 32 KB on either
-  // side.
-  constexpr int64_t kInputs = 128, kWords = 64;
-  for (int64_t k0 = 0; k0 < p.k; k0 += kInputs) {
-    for (int64_t word0 = 0; word0 < num_words; word0 += kWords) {
-      for (int64_t word = word0; word < std::min(word0 + kWords, num_words); ++word) {
-        for (int64_t first = k0; first < std::min(k0 + kInputs, p.k); first += 8) {
-          load_square(p, first, word, codes.data(), row_bytes);
-        }
-      }
+  Tile tile;
+  const auto load_tile = [&](int64_t first, int64_t word) {
+    tile.load(p, first, word);
+    // Whole lines at once: rows are often a power of two apart, and few such lines fit into the first cache.
+    const auto size = static_cast<size_t>((std::min(kInputs, p.k - first) + 1) / 2);
+    for (int64_t row = 0; row < std::min<int64_t>(kLanes * 8, p.n - word * 8); ++row) {
+      std::memcpy(codes.data() + (word * 8 + row) * row_bytes + first / 2, tile.codes[row], size);
+    }
+  };
+  // Down strips of 512 outputs, whose pages the processor keeps at hand.
+  constexpr int64_t kStrip = 64;
+  for (int64_t strip = 0; strip < num_words; strip += kStrip) {
+    for (int64_t first = 0; first < p.k; first += kInputs) {
+      for (int64_t word = strip; word < std::min(strip + kStrip, num_words); word += kLanes)
+        load_tile(first, word);
     }
   }
   return codes;

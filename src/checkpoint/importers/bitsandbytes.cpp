@@ -90,14 +90,6 @@ class Bnb4Layer final : public Layer {
   Parts parts_;
 };
 
-Type rounding_of(const Settings& state) {
-  const std::string dtype = state.text("dtype");
-  if (dtype == "float16") return Type::f16;
-  if (dtype == "bfloat16") return Type::bf16;
-  if (dtype == "float32") return Type::f32;
-  state.refuse("dtype", "float16, bfloat16 or float32");
-}
-
 int64_t block_size_of(const Settings& state, const char* key) {
   const int64_t size = state.integer(key);
   if (size <= 0) state.refuse(key, "more than 0");
@@ -147,7 +139,7 @@ void add_layer(Plan& plan, const std::string& name, const char* state_end) {
   info.format = quant_type;
   info.bits = 4;
   info.block = {1, block_size};
-  info.rounding = rounding_of(state);
+  if (!float_type_from_name(state.text("dtype"), info.rounding)) state.refuse("dtype", "a float type");
   info.tensors = {&weight, &absmax, &quant_map, &state_tensor};
   Parts parts{weight, absmax, quant_map, std::nullopt, block_size};
   const bool is_nested = state.has("nested_blocksize");

@@ -28,14 +28,6 @@ std::string dtype_of(const Settings& data, const char* key) {
   return object->text("_data");
 }
 
-Type rounding_of(const Settings& data) {
-  const std::string dtype = dtype_of(data, "dtype");
-  if (dtype == "float16") return Type::f16;
-  if (dtype == "bfloat16") return Type::bf16;
-  if (dtype == "float32") return Type::f32;
-  data.refuse("dtype", "float16, bfloat16 or float32");
-}
-
 // "int4" -> 4
 int bits_of(const Settings& data) {
   const std::string dtype = dtype_of(data, "target_dtype");
@@ -93,7 +85,7 @@ void add_layer(Plan& plan, const std::string& name, const Settings& entry) {
   info.bits = type == "IntxUnpackedToInt8Tensor" ? bits_of(*data) : 8;
   info.format = is_float ? "fp8_e4m3" : fmt::format("int{}", info.bits);
   info.block = block;
-  info.rounding = rounding_of(*data);
+  if (!float_type_from_name(dtype_of(*data, "dtype"), info.rounding)) data->refuse("dtype", "a float type");
   info.tensors = {&qdata, &scale};
   if (zero) info.tensors.push_back(zero);
   const int bits = info.bits;
