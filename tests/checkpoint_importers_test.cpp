@@ -500,6 +500,74 @@ TEST(Bitsandbytes, ReadsOddSizesAndWideStorage) {
 
 // ---- torchao ----
 
+// A checkpoint of one weight "m.weight" that __metadata__ describes.
+void write_torchao(const TemporaryFolder& folder, const Config& description,
+                   const std::vector<NewTensor>& tensors) {
+  write_safetensors(folder / "plain.safetensors", tensors);
+  std::ifstream stream(folder / "plain.safetensors", std::ios::binary);
+  const std::string plain((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  uint64_t length;
+  std::memcpy(&length, plain.data(), sizeof(length));
+  Config header = Config::parse(plain.substr(8, length));
+  header["__metadata__"]["m.weight"] = description.dump();
+  const std::string text = header.dump();
+  const uint64_t new_length = text.size();
+  std::string file(reinterpret_cast<const char*>(&new_length), sizeof(new_length));
+  folder.write("model.safetensors", file + text + plain.substr(8 + length));
+  folder.write("config.json", R"({"quantization_config": {"quant_method": "torchao"}})");
+}
+
+Config torchao_description(const char* type, const Config& block_size, const char* target = nullptr) {
+  Config data = {{"block_size", block_size}, {"dtype", {{"_type", "torch.dtype"}, {"_data", "float32"}}}};
+  if (target) data["target_dtype"] = {{"_type", "torch.dtype"}, {"_data", target}};
+  return {{"_type", type}, {"_data", data}, {"_tensor_data_names", {"qdata", "scale", "zero_point"}}};
+}
+
+TEST(Torchao, ReadsGroupsWithZeroPoints) {
+  const std::vector<int8_t> codes = {1, -2, 3, -4, 5, -6};
+  const std::vector<NewTensor> tensors = {
+      {{"m._weight_qdata", Type::i8, {2, 3}}, bytes_of(codes)},
+      {{"m._weight_scale", Type::f32, {2, 2}}, bytes_of(std::vector<float>{1, 2, 0.5f, 4})},
+      {{"m._weight_zero_point", Type::i8, {2, 2}}, bytes_of(std::vector<int8_t>{0, 1, -2, 3})}};
+  const std::vector<float> expected = {1, -2, 4, -1, 3.5f, -36};
+  for (const Config& description : {torchao_description("Int8Tensor", {1, 2}),
+                                    torchao_description("IntxUnpackedToInt8Tensor", {1, 2}, "int4")}) {
+    TemporaryFolder folder;
+    write_torchao(folder, description, tensors);
+    const Checkpoint checkpoint(folder.path());
+    const Import import = import_checkpoint(checkpoint);
+    std::vector<float> got(6);
+    import.layers[0]->dequantize(got);
+    EXPECT_EQ(got, expected);
+    EXPECT_EQ(import.layers[0]->info().name, "m.weight");
+  }
+  const auto expect_refused = [&](const Config& description, const std::vector<std::string>& words) {
+    TemporaryFolder folder;
+    write_torchao(folder, description, tensors);
+    expect_error(folder.path(), words);
+  };
+  expect_refused(torchao_description("IntxUnpackedToInt8Tensor", {1, 2}, "int3"),
+                 {"m._weight_qdata", "code 5", "3 bits"});
+  expect_refused(torchao_description("IntxUnpackedToInt8Tensor", {1, 2}, "uint4"), {"target_dtype"});
+  expect_refused(torchao_description("Int8Tensor", {1, 3}), {"m._weight_scale", "[2, 2]"});
+  expect_refused(torchao_description("Int8Tensor", {0, 3}), {"block_size"});
+  expect_refused(torchao_description("Int4Tensor", {1, 2}), {"Int4Tensor", "not supported"});
+  expect_refused(torchao_description("Tensor", {1, 2}), {"torchao", "no tensor is quantized"});
+}
+
+TEST(Torchao, ReadsOneScalePerTensor) {
+  TemporaryFolder folder;
+  write_torchao(folder, torchao_description("Float8Tensor", {2, 2}),
+                {{{"m._weight_qdata", Type::e4m3, {2, 2}},
+                  {E4m3::encode(1), E4m3::encode(-2), E4m3::encode(448), 0x80}},
+                 {{"m._weight_scale", Type::f32, {1, 1}}, bytes_of(std::vector<float>{0.5f})}});
+  const Checkpoint checkpoint(folder.path());
+  std::vector<float> got(4);
+  import_checkpoint(checkpoint).layers[0]->dequantize(got);
+  EXPECT_EQ(got, (std::vector<float>{0.5f, -1, 224, -0.0f}));
+  EXPECT_TRUE(std::signbit(got[3]));
+}
+
 TEST(Torchao, NeedsTheMetadata) {
   TemporaryFolder folder;
   write_checkpoint(folder, {{"quant_method", "torchao"}},
