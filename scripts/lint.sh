@@ -69,9 +69,11 @@ forbid "torch under src" '#include[[:space:]]*[<"](torch|ATen|c10)/' "${files[@]
 # ---- Includes point one way: core <- formats <- cpu, cuda <- operations ----
 operations=$(find src -name kernels.list -printf '%h\n' | sed 's|src/||' | paste -sd '|')
 mapfile -t files < <(sources 'src/core/info.cpp' src/core src/formats)
-forbid "core or formats include what stands on them" "#include \"(cpu|cuda|cli|cases|$operations)/" "${files[@]}"
+forbid "core or formats include what stands on them" "#include \"(cpu|cuda|cli|cases|checkpoint|$operations)/" "${files[@]}"
 mapfile -t files < <(sources '' src/cpu src/cuda)
-forbid "cpu or cuda include what stands on them" "#include \"(cli|cases|$operations)/" "${files[@]}"
+forbid "cpu or cuda include what stands on them" "#include \"(cli|cases|checkpoint|$operations)/" "${files[@]}"
+mapfile -t files < <(sources '' src/checkpoint)
+forbid "checkpoint includes more than core and formats" "#include \"(cpu|cuda|cli|cases|$operations)/" "${files[@]}"
 
 # ---- A kernel file is in its kernels.list, and the reverse; the reference comes last ----
 for list in src/*/kernels.list; do
@@ -81,6 +83,11 @@ for list in src/*/kernels.list; do
   check "$list and the kernel files beside it differ" diff <(sort <<<"$listed") <(sort <<<"$present")
   [[ $listed == *_ref ]] || broken "$list does not end with a reference kernel"
 done
+
+# ---- An importer is in importers.list, and the reverse ----
+check "src/checkpoint/importers.list and the files in importers differ" \
+  diff <(grep -E '^[a-z]' src/checkpoint/importers.list | sort) \
+  <(find src/checkpoint/importers -name '*.cpp' -printf '%f\n' | sed 's/\.cpp$//' | sort)
 
 if [[ $failures != 0 ]]; then
   echo "lint: $failures findings" >&2

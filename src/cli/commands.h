@@ -57,4 +57,18 @@ struct DemoOptions {
 };
 int run_demo(const DemoOptions&);
 
+struct InspectOptions {
+  std::string path, json_path;
+  std::vector<std::string> stated;  // KEY=VALUE
+  bool reads_data = false;
+};
+int run_inspect(const InspectOptions&);
+
+struct DequantizeOptions {
+  std::string in, out, json_path;
+  std::string dtype = "f32";
+  std::vector<std::string> stated;  // KEY=VALUE
+};
+int run_dequantize(const DequantizeOptions&);
+
 }  // namespace quantfuse::cli

@@ -55,6 +55,22 @@ constexpr const char* kDemoExamples =
     "  quantfuse demo\n"
     "  quantfuse demo --n 28672 --k 4096";
 
+constexpr const char* kInspectExamples =
+    "Examples:\n"
+    "  quantfuse inspect models/Llama-3-8B-AWQ\n"
+    "  quantfuse inspect model.gguf --data --json model.json\n"
+    "  quantfuse inspect old-gptq --config checkpoint_format=gptq\n"
+    "Reads headers alone, and the data with --data or where all files together have less than 64 MB. The\n"
+    "exit code is 1 where the checkpoint is broken, or is not what its config says.";
+
+constexpr const char* kDequantizeExamples =
+    "Examples:\n"
+    "  quantfuse dequantize models/Llama-3-8B-GPTQ llama.safetensors --dtype bf16\n"
+    "  quantfuse dequantize model.gguf model.safetensors\n"
+    "Every quantized weight becomes NAME.weight [out, in], as the format's own tool gives it; everything "
+    "else\n"
+    "is copied. The exit code is 1, and nothing is written, where the checkpoint is broken.";
+
 // CLI11's own check for this prints the largest double in full.
 const CLI::Validator kSize(
     [](const std::string& text) {
@@ -64,6 +80,13 @@ const CLI::Validator kSize(
 
 void add_json(CLI::App& app, std::string& path) {
   app.add_option("--json", path, "Write the results to this file too")->type_name("FILE");
+}
+
+void add_stated(CLI::App& app, std::vector<std::string>& stated) {
+  app.add_option("--config", stated,
+                 "State a field of quantization_config, as in checkpoint_format=gptq_v2; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
 }
 
 void add_words(CLI::App& app, const char* name, std::string& value, const std::vector<std::string>& words,
@@ -199,6 +222,29 @@ int run(int argc, char** argv) {
   demo_app.add_option("--k", demo.k, "Inputs of the layer")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
+
+  InspectOptions inspect;
+  CLI::App& inspect_app = add_command(app, "inspect", "Show what a checkpoint holds: format, layers, sizes",
+                                      kInspectExamples, inspect, run_inspect, chosen);
+  inspect_app.add_option("path", inspect.path, "A folder, a .safetensors or a .gguf file")
+      ->required()
+      ->type_name("PATH");
+  inspect_app.add_flag("--data", inspect.reads_data,
+                       "Read the data too: scale range, share of saturated codes");
+  add_stated(inspect_app, inspect.stated);
+
+  DequantizeOptions dequantize;
+  CLI::App& dequantize_app =
+      add_command(app, "dequantize", "Write a quantized checkpoint as floating-point safetensors",
+                  kDequantizeExamples, dequantize, run_dequantize, chosen);
+  dequantize_app.add_option("in", dequantize.in, "A folder, a .safetensors or a .gguf file")
+      ->required()
+      ->type_name("IN");
+  dequantize_app.add_option("out", dequantize.out, "The file to write")
+      ->required()
+      ->type_name("OUT.safetensors");
+  add_words(dequantize_app, "--dtype", dequantize.dtype, {"f32", "bf16"}, "Type of the dequantized weights");
+  add_stated(dequantize_app, dequantize.stated);
 
   try {
     app.parse(argc, argv);

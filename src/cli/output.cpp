@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "output.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <system_error>
 
 #include "commands.h"
 
@@ -36,10 +34,6 @@ const char* escape_code(Style style) {
   return "";
 }
 
-[[noreturn]] void fail_to_write(const std::string& path) {
-  throw UsageError(fmt::format("--json: cannot write {}: {}", path, std::strerror(errno)));
-}
-
 // Characters on the screen: all bytes but the continuation bytes of UTF-8.
 size_t screen_width(const std::string& text) {
   size_t width = 0;
@@ -54,36 +48,25 @@ std::string styled(Style style, const std::string& text) {
   return escape_code(style) + text + "\033[0m";
 }
 
-JsonFile::JsonFile(const std::string& path) : path_(path) {
-  if (path_.empty()) return;
-  struct stat status;
-  if (stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
-    // A pipe or a terminal is written to; a rename would replace it. fopen refuses a directory by itself.
-    file_ = std::fopen(path_.c_str(), "w");
-  } else {
-    temporary_ = path_ + ".XXXXXX";
-    const int descriptor = mkstemp(temporary_.data());
-    if (descriptor < 0) temporary_.clear();
-    if (descriptor >= 0) fchmod(descriptor, 0644);
-    file_ = descriptor >= 0 ? fdopen(descriptor, "w") : nullptr;
+JsonFile::JsonFile(const std::string& path) {
+  if (path.empty()) return;
+  try {
+    file_.emplace(path);
+  } catch (const std::system_error& e) {
+    throw UsageError(std::string("--json: ") + e.what());
   }
-  if (!file_) fail_to_write(path_);
-}
-
-JsonFile::~JsonFile() {
-  if (file_) std::fclose(file_);
-  if (!temporary_.empty()) unlink(temporary_.c_str());
 }
 
 void JsonFile::write(const Json& json) {
   if (!file_) return;
   const std::string text = json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
-  const bool is_written = std::fwrite(text.data(), 1, text.size(), file_) == text.size();
-  const bool is_closed = std::fclose(std::exchange(file_, nullptr)) == 0;
-  if (!is_written || !is_closed) fail_to_write(path_);
-  if (temporary_.empty()) return;
-  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail_to_write(path_);
-  temporary_.clear();
+  try {
+    file_->write({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+    file_->finish();
+  } catch (const std::system_error& e) {
+    throw UsageError(std::string("--json: ") + e.what());
+  }
+  file_.reset();
 }
 
 Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {

@@ -5,8 +5,11 @@
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "checkpoint/new_file.h"
 
 namespace quantfuse::cli {
 
@@ -16,20 +19,15 @@ using Json = nlohmann::ordered_json;
 enum class Style { plain, bold, dim, good, bad, note };
 std::string styled(Style style, const std::string& text);
 
-// A file that appears whole or not at all. The constructor already tries to write beside `path`, so that a
-// command finds out before its work, not after; it throws UsageError. An empty path makes every method a
-// no-op.
+// The file of --json, which appears whole or not at all. The constructor throws UsageError where it cannot be
+// written, so that a command finds out before its work. An empty path makes every method a no-op.
 class JsonFile {
  public:
   explicit JsonFile(const std::string& path);
-  ~JsonFile();
-  JsonFile(const JsonFile&) = delete;
-  JsonFile& operator=(const JsonFile&) = delete;
   void write(const Json& json);
 
  private:
-  std::string path_, temporary_;
-  std::FILE* file_ = nullptr;
+  std::optional<checkpoint::NewFile> file_;
 };
 
 // Columns as wide as their widest cell; numbers to the right. Widths count characters on the screen.
