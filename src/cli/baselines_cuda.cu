@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuBLASLt as the baseline of a 16-bit product on a GPU. Loaded at run time, so that the command starts without
-// it; its header is all that the build needs.
+// cuBLASLt as the baseline of a 16-bit product on a GPU. Loaded at run time, so that the command starts
+// without it; its header is all that the build needs.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>

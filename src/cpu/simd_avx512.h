@@ -91,7 +91,8 @@ struct Avx512 {
   QF_SIMD F add(F a, F b) { return _mm512_add_ps(a, b); }
   QF_SIMD F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   QF_SIMD F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-  // 1 / a within 2 units in the last place, for a from 1 to 2^126, past which its result is subnormal and slow.
+  // 1 / a within 2 units in the last place, for a from 1 to 2^126, past which its result is subnormal and
+  // slow.
   QF_SIMD F reciprocal(F a) {
     const F r = _mm512_rcp14_ps(a);
     return _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0f)), r);

@@ -61,8 +61,8 @@ QF_INLINE typename S::F vector_erf(typename S::F x) {
   return S::from_bits(S::or_(S::bits(magnitude), sign));
 }
 
-// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN. vector_exp saturates; below that y
-// the sigmoid is 0, or a huge negative x would not go to 0.
+// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN. vector_exp saturates; below that
+// y the sigmoid is 0, or a huge negative x would not go to 0.
 template <class S>
 QF_INLINE typename S::F times_sigmoid(typename S::F x, typename S::F y) {
   const auto e = vector_exp<S>(S::sub(S::zero(), y));

@@ -10,8 +10,8 @@
 
 namespace quantfuse {
 
-// Boxes of `rows` x 64 numbers of a matrix of 16-bit floats, whose 128-byte rows come swizzled, as wgmma wants
-// them. The matrix begins, and so do its rows, at multiples of 16 bytes.
+// Boxes of `rows` x 64 numbers of a matrix of 16-bit floats, whose 128-byte rows come swizzled, as wgmma
+// wants them. The matrix begins, and so do its rows, at multiples of 16 bytes.
 inline CUtensorMap row_boxes(const Matrix& x, int rows) {
   // From the driver that is there: the library is not linked to one, or it would not load without.
   static const auto encode = [] {

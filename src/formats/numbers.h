@@ -15,6 +15,11 @@
 // none. f16 and bf16 overflow to infinity, as IEEE has it.
 #pragma once
 
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
 #include <cstdint>
 
 #if defined(__CUDACC__)
@@ -125,9 +130,7 @@ QF_HD float to_float(float x) { return x; }
 QF_HD float to_float(bf16 x) { return float_from_bits(static_cast<uint32_t>(x.bits) << 16); }
 QF_HD float to_float(f16 x) {
 #ifdef __CUDA_ARCH__
-  float out;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(x.bits));
-  return out;
+  return __half2float(__ushort_as_half(x.bits));
 #endif
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t code = x.bits & 0x7fffu;
@@ -141,8 +144,8 @@ QF_HD float to_float(f16 x) {
 
 QF_HD void from_float(float x, float& out) { out = x; }
 QF_HD void from_float(float x, bf16& out) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
+#ifdef __CUDA_ARCH__
+  out.bits = __bfloat16_as_ushort(__float2bfloat16_rn(x));
   return;
 #endif
   const uint32_t u = float_bits(x);
@@ -150,7 +153,7 @@ QF_HD void from_float(float x, bf16& out) {
 }
 QF_HD void from_float(float x, f16& out) {
 #ifdef __CUDA_ARCH__
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
+  out.bits = __half_as_ushort(__float2half_rn(x));
   return;
 #endif
   const uint32_t u = float_bits(x);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The epilogue of linear for 8 neighbouring outputs of a token, on a CUDA device: 16 bytes of a 16-bit tensor.
+// The epilogue of linear for 8 neighbouring outputs of a token, on a CUDA device: 16 bytes of a 16-bit
+// tensor.
 #pragma once
 
 #include "linear/linear_canonical.h"

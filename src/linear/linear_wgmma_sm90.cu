@@ -6,13 +6,13 @@
 //   gmem x --box copies--> smem, swizzled --------------------------------.
 //   gmem q --bulk copies--> smem --lds--> regs --decode--> 16-bit numbers --wgmma--> sums of a group
 //     --* s--> totals --> smem --> epilogue, 8 columns a thread --> y
-// Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing is
-// rounded that the formula does not round.
+// Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
+// is rounded that the formula does not round.
 //
 // A block has producer warps and two warpgroups of consumers, each 64 rows of the weight (a strip a warp) by
-// kTokens tokens; while one scales its sums, decodes or waits, the other keeps the tensor cores busy. Stages of
-// the ring are a tile: 128 columns. With few tiles of y the blocks of a cluster split k; each sends its totals
-// to the blocks that the tokens belong to, and they add them in the order of k:
+// kTokens tokens; while one scales its sums, decodes or waits, the other keeps the tensor cores busy. Stages
+// of the ring are a tile: 128 columns. With few tiles of y the blocks of a cluster split k; each sends its
+// totals to the blocks that the tokens belong to, and they add them in the order of k:
 //
 //   cluster of 2:    | rank 0: tiles 0 .. 15 | rank 1: tiles 16 .. 31 |
 //   tokens 0 .. 7    | totals -------------- + <---- totals           | --> y by rank 0
@@ -216,8 +216,9 @@ struct Consumer {
 
   // totals = the sum over the next `count` stages.
   //
-  // The steps go to the tensor cores in batches, and while one is there the next is decoded, from the next stage
-  // if need be: two sets of registers take turns as operands. At the end of a group its sums are scaled.
+  // The steps go to the tensor cores in batches, and while one is there the next is decoded, from the next
+  // stage if need be: two sets of registers take turns as operands. At the end of a group its sums are
+  // scaled.
   template <int kGroups>
   __device__ __forceinline__ void multiply(Ring& ring, int count) {
     constexpr int kGroupSteps = kSteps / kGroups;
@@ -306,7 +307,8 @@ struct Consumer {
 
 using linear::kUnit;
 
-// The sums of some tokens of a tile: `parts` of them, [tokens][kTotalsStride] each, to be added in this order.
+// The sums of some tokens of a tile: `parts` of them, [tokens][kTotalsStride] each, to be added in this
+// order.
 struct Sums {
   const float* data;
   int parts, first_token, tokens;

@@ -3,8 +3,8 @@
 // The packed weight of the CUDA kernels: one layout for every architecture, every m and both 16-bit types.
 //
 // A strip is 16 rows of w (a gated weight: 8 gate rows, then the 8 up rows that belong to them), a tile a
-// strip's 128 columns. Tiles lie one after the other along k, strips one after the other, so that any run of a
-// strip's tiles is one copy:
+// strip's 128 columns. Tiles lie one after the other along k, strips one after the other, so that any run of
+// a strip's tiles is one copy:
 //
 //   strip 0: | tile 0 | tile 1 | ... |   strip 1: | tile 0 | ...
 //   tile:    | codes 1024 or 2048 bytes | scales [groups][16 rows] f32 | zeros [groups][16 rows] i8 |
@@ -15,11 +15,12 @@
 //   4 bits   [2][lane 0..31][4 words]: word j of half h is step 4 h + j. Nibbles, the lowest first:
 //              g: 2q   g+8: 2q   g: 2q+8   g+8: 2q+8   g: 2q+1   g+8: 2q+1   g: 2q+9   g+8: 2q+9
 //            so that (word >> 4 i) & 0x000f000f is register i of mma.m16n8k16, and word & 0x0f0f0f0f four
-//            columns of row g in bytes, word >> 4 & 0x0f0f0f0f those of row g + 8. INT4 is stored as code + 8.
+//            columns of row g in bytes, word >> 4 & 0x0f0f0f0f those of row g + 8. INT4 is stored as
+//            code + 8.
 //   8 bits   [4][lane 0..31][2 steps][row g, row g + 8]: a word has columns 2q, 2q + 8, 2q + 1, 2q + 9.
 //
-// Scales are float32 whatever they were. Groups of more than 128 columns repeat theirs in every tile. Rows and
-// columns beyond the matrix have scale 0 and codes of value 0.
+// Scales are float32 whatever they were. Groups of more than 128 columns repeat theirs in every tile. Rows
+// and columns beyond the matrix have scale 0 and codes of value 0.
 //
 // Nothing in the bytes says what they are: they are in the device's memory, where a call must not look. What
 // a call knows is format, n, k, block, is_gated, and the size, which tells whether there are zero points.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codes of packed_strips.h as the 16-bit numbers that the tensor cores multiply: a step of 16 columns, which
-// is one word of 4-bit codes or two of 8-bit ones a lane, becomes four registers of two numbers.
+// The codes of packed_strips.h as the 16-bit numbers that the tensor cores multiply: a step of 16 columns,
+// which is one word of 4-bit codes or two of 8-bit ones a lane, becomes four registers of two numbers.
 //
-// Every code less an integer zero point is a number that bf16 and f16 hold exactly. Integers are made by bits:
-// a magic number whose last place is worth 1 has the code in its lowest bits, and one subtraction takes off
-// the magic number, the offset of the stored code and the zero point. Small floats are made by bits too: their
-// exponent and mantissa at the place of the larger type's are the value times a power of two.
+// Every code less an integer zero point is a number that bf16 and f16 hold exactly. Integers are made by
+// bits: a magic number whose last place is worth 1 has the code in its lowest bits, and one subtraction takes
+// off the magic number, the offset of the stored code and the zero point. Small floats are made by bits too:
+// their exponent and mantissa at the place of the larger type's are the value times a power of two.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -36,8 +36,8 @@ __device__ __forceinline__ void store_async(uint32_t remote, float value, uint32
                : "memory");
 }
 
-// From this block's shared memory to the same or another address in that of block `rank`, whose barrier counts
-// the bytes.
+// From this block's shared memory to the same or another address in that of block `rank`, whose barrier
+// counts the bytes.
 __device__ __forceinline__ void copy_to_block(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier,
                                               uint32_t rank) {
   asm volatile(
