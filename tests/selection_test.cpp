@@ -158,6 +158,10 @@ TEST(Selection, OfLinearOnCuda) {
   expect_chosen(s, "linear_rows_sm75");
   s.weight = {QF_INT8, {1, 0}}, s.m = 8;
   expect_chosen(s, can_stream ? "linear_stream_sm90" : "linear_rows_sm75");
+  s.m = 9;
+  expect_chosen(s, can_stream ? "linear_wgmma_sm90" : "linear_tiles_sm75");
+  s.weight = {QF_FP8_E4M3, {128, 128}}, s.m = 1;
+  expect_chosen(s, can_stream ? "linear_wgmma_sm90" : "linear_rows_sm75");
   s.dtype = kF32;
   expect_chosen(s, "linear_rows_sm75");
 }
