@@ -91,6 +91,8 @@ struct Avx512 {
   QF_SIMD F add(F a, F b) { return _mm512_add_ps(a, b); }
   QF_SIMD F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   QF_SIMD F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  QF_SIMD F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  QF_SIMD F times_power_of_2(F a, F exponent) { return _mm512_scalef_ps(a, exponent); }  // a whole exponent
   // 1 / a within 2 units in the last place, for a from 1 to 2^126, past which its result is subnormal and
   // slow.
   QF_SIMD F reciprocal(F a) {
