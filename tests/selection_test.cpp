@@ -156,12 +156,16 @@ TEST(Selection, OfLinearOnCuda) {
   expect_chosen(s, can_stream ? "linear_stream_sm90" : "linear_rows_sm75");
   s.weight.has_g_idx = true;  // which has no packed form
   expect_chosen(s, "linear_rows_sm75");
-  s.weight = {QF_INT8, {1, 0}}, s.m = 8;
+  s.weight = {QF_INT8, {1, 0}}, s.m = 2;
   expect_chosen(s, can_stream ? "linear_stream_sm90" : "linear_rows_sm75");
-  s.m = 9;
+  s.m = 3;
+  expect_chosen(s, can_stream ? "linear_batch_sm90" : "linear_rows_sm75");
+  s.m = 16;
+  expect_chosen(s, can_stream ? "linear_batch_sm90" : "linear_tiles_sm75");
+  s.m = 17;
   expect_chosen(s, can_stream ? "linear_wgmma_sm90" : "linear_tiles_sm75");
   s.weight = {QF_FP8_E4M3, {128, 128}}, s.m = 1;
-  expect_chosen(s, can_stream ? "linear_wgmma_sm90" : "linear_rows_sm75");
+  expect_chosen(s, can_stream ? "linear_batch_sm90" : "linear_rows_sm75");
   s.dtype = kF32;
   expect_chosen(s, "linear_rows_sm75");
 }

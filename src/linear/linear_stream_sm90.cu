@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )       m <= 8, x: f16 | bf16, q: int4 | int8
+// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )       m <= 2, x: f16 | bf16, q: int4 | int8
 //
-// For few tokens, where the weight is the traffic. A block streams strips of 16 rows of it once:
+// For one or two tokens, where the weight is the traffic. A block streams strips of 16 rows of it once:
 //   gmem w --bulk copies--> smem ring --> regs --shift, mask--> bytes --mma--> s32 --> f32 --> smem --> y
 //
 // Turning int4 codes into 16-bit floats costs 12 instructions for 8 of them, and the integer pipe becomes the
 // limit before the memory does. As bytes (16 times the code: the high nibble of a byte) they cost 3, so x is
 // made bytes too, three limbs of a fixed point by tile of 128 columns (x_limbs.h). Their products with the
-// codes are summed over a group as exact integers; a zero point is subtracted as zero * (sum of x).
-// Columns of a product: m = 1, 2: limb l of token t is column 2 l + t of one product, and the limbs are added
-// at the end of a strip. m = 3..8: a column is a token, and each limb has a product.
+// codes are summed over a group as exact integers; a zero point is subtracted as zero * (sum of x). Limb l of
+// token t is column 2 l + t of a product, and the limbs are added at the end of a strip.
 //
 // Work: one block an SM; cluster c of C blocks takes strips c, c + clusters, ...; the blocks of a cluster
 // split k, and the consumer warps of a block split theirs tile by tile:
@@ -41,7 +40,7 @@ using linear::StripLayout;
 using linear::XLimbs;
 namespace {
 
-constexpr int kMaxTokens = 8, kMaxCluster = 8;
+constexpr int kMaxTokens = 2, kMaxCluster = 8;
 constexpr int kConsumerWarps = 8, kProducerWarp = kConsumerWarps;  // and one for the epilogue
 constexpr int kThreads = 32 * (kConsumerWarps + 2);
 // A unit is a stage of the ring: 2 KB of codes and their scales for each warp, whatever the format.
@@ -174,9 +173,6 @@ __device__ void produce(const Params& p, const Smem& smem, const Share& share, u
 
 // ---- Consumers ----
 
-template <int kTokens>
-constexpr bool kIsPacked = kTokens <= 2;  // kTokens is 1, 2 or 8: m = 1, m = 2, m = 3..8
-
 // A lane's places in shared memory. They move by constants: the loop is bound by what it issues, so an
 // address computed again is time lost.
 struct Places {
@@ -186,21 +182,21 @@ struct Places {
 };
 
 // Columns of a product that are no token's or limb's get another's numbers, and their sums are not used.
-template <class F, int kTokens>
+template <class F>
 __device__ Places first_places(const XLimbs& limbs, uint32_t base, int warp, int lane) {
   const int column = lane / 4, q = lane % 4;
-  const int token = min(kIsPacked<kTokens> ? column % 2 : column, limbs.m - 1);
-  const int limb = min(kIsPacked<kTokens> ? column / 2 : 0, XLimbs::kLimbs - 1);
+  const int token = min(column % 2, limbs.m - 1);
+  const int limb = min(column / 2, XLimbs::kLimbs - 1);
   const uint32_t ring = base + warp * F::kTileBytes, swap = (token & 1) * 64;
   const uint32_t x = limbs.tile(warp) + token * XLimbs::kTokenBytes + limb * XLimbs::kLimbBytes + q * 16;
-  // Packed, lane q has limb q of tokens 0 and 1: their factors, but their sums for limb 0 alone. The others
+  // Lane q has limb q of tokens 0 and 1: their factors, but their sums for limb 0 alone. The others
   // find the zeros of tokens that do not exist.
   return {ring + lane * 16,
           ring + F::kCodeBytes + column * 4,
           ring + F::kZeroOffset + column,
           x + swap,
           x - swap,
-          limbs.factors(warp) + (kIsPacked<kTokens> ? 0 : q * 8),
+          limbs.factors(warp),
           limbs.sums(warp) + q * 8};
 }
 
@@ -244,26 +240,21 @@ struct Weights {
   }
 };
 
-// acc += w x of the warp's tile number `index` of a unit. Packed, without the limbs' weights.
+// acc += w x of the warp's tile number `index` of a unit, without the limbs' weights.
 template <class F, int kTokens>
 __device__ __forceinline__ void multiply(float (&acc)[4], const Weights<F>& w, const Places& at, int index,
                                          uint32_t step) {
-  constexpr int kProducts = kIsPacked<kTokens> ? 1 : XLimbs::kLimbs;
-  uint4 x[kProducts];
+  uint4 x;
   float of_tile[4];
 #pragma unroll
   for (int j = 0; j < F::kGroups; ++j) {
-    int sum[kProducts][4] = {};
+    int sum[4] = {};
 #pragma unroll
     for (int b = j * F::kBlocks; b < (j + 1) * F::kBlocks; ++b) {
       uint32_t a[4];
       w.bytes(b, a);
-      const uint32_t x_at = (b < 2 ? at.x : at.x_swapped + 64) + index * step;
-#pragma unroll
-      for (int i = 0; i < kProducts; ++i) {
-        if (b % 2 == 0) x[i] = ptx::load_shared16(x_at + i * XLimbs::kLimbBytes);
-        ptx::mma_m16n8k32_s8(sum[i], a, b % 2 ? x[i].z : x[i].x, b % 2 ? x[i].w : x[i].y);
-      }
+      if (b % 2 == 0) x = ptx::load_shared16((b < 2 ? at.x : at.x_swapped + 64) + index * step);
+      ptx::mma_m16n8k32_s8(sum, a, b % 2 ? x.z : x.x, b % 2 ? x.w : x.y);
     }
     float2 x_sum = {};
     if constexpr (F::kHasZeros)
@@ -271,11 +262,7 @@ __device__ __forceinline__ void multiply(float (&acc)[4], const Weights<F>& w, c
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (kTokens == 1 && i % 2) continue;
-      float total;
-      if constexpr (kIsPacked<kTokens>) total = static_cast<float>(sum[0][i]);
-      else  // 256 x1 + x0 of at most 128 columns is under 2^30
-        total =
-            fmaf(static_cast<float>(sum[2][i]), 65536.0f, static_cast<float>(sum[1][i] * 256 + sum[0][i]));
+      auto total = static_cast<float>(sum[i]);
       if constexpr (F::kHasZeros)
         total = fmaf(-static_cast<float>(w.zeros[j][i / 2]), i % 2 ? x_sum.y : x_sum.x, total);
       of_tile[i] = j == 0 ? w.scales[j][i / 2] * total : fmaf(w.scales[j][i / 2], total, of_tile[i]);
@@ -305,7 +292,7 @@ template <class F, int kTokens>
 __device__ void consume(const Params& p, const Smem& smem, const Share& share, const XLimbs& limbs,
                         char* shared, int warp, int lane) {
   const uint32_t base = ptx::shared_address(shared);
-  const Places first = first_places<F, kTokens>(limbs, base, warp, lane);
+  const Places first = first_places<F>(limbs, base, warp, lane);
   const uint32_t step = kConsumerWarps * smem.x_tile_bytes;
   const uint32_t ring_bytes = p.stages * smem.unit_bytes, to_empty = smem.empty - smem.full;
   uint32_t in_ring = 0, full = base + smem.full, parity = 0;
@@ -336,13 +323,13 @@ __device__ void consume(const Params& p, const Smem& smem, const Share& share, c
     }
 
     // hand this warp's part to the epilogue warp
-    if constexpr (kIsPacked<kTokens>) add_limbs(acc, lane);
+    add_limbs(acc, lane);
     ptx::barrier_wait(base + smem.parts_empty + 8 * part.at, part.parity);
     float* out =
         reinterpret_cast<float*>(shared + smem.parts) + (part.at * kConsumerWarps + warp) * smem.part_floats;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int token = (kIsPacked<kTokens> ? 0 : lane % 4 * 2) + i % 2, row = lane / 4 + i / 2 * 8;
+      const int token = i % 2, row = lane / 4 + i / 2 * 8;
       if (token < smem.m) out[token * kPartRow + row] = acc[i];
     }
     __syncwarp();
@@ -426,8 +413,7 @@ __device__ void store_strips(const Params& p, const Smem& smem, const Share& sha
 template <class F, int kTokens>
 __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) char shared[];
-  const Smem smem(p, kIsPacked<kTokens> ? kTokens : p.m, F::kUnitTiles * F::kTileBytes, F::kGroups,
-                  F::kHasZeros);
+  const Smem smem(p, kTokens, F::kUnitTiles * F::kTileBytes, F::kGroups, F::kHasZeros);
   const Share share = share_of(p);
   const uint32_t base = ptx::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -436,7 +422,7 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Pa
   if (warp < kConsumerWarps) {
     if (p.cluster > 1) ptx::cluster_arrive();
     const XLimbs limbs = {base + smem.x, smem.m, share.tiles, smem.x_tile_bytes};
-    if constexpr (F::kHasZeros && kIsPacked<kTokens>) clear_sums<F>(limbs, warp, lane);
+    if constexpr (F::kHasZeros) clear_sums<F>(limbs, warp, lane);
     ptx::wait_for_previous_kernel();
     const Matrix& x = p.problem.x;
     const int first_column = share.first_tile * StripLayout::kCols;
@@ -505,24 +491,19 @@ Plan plan_for(const Problem& p, int cluster, int64_t budget) {
 }
 
 // Splitting k over a cluster saves of each block a part of making x limbs, and costs some time a strip: it
-// pays where there are many tokens and few strips. Beyond that a cluster is as large as x demands.
+// pays where there are few strips. Beyond that a cluster is as large as x demands.
 //
-// One or two tokens: blocks of half an SM, so that the next kernel's are beside them and begin with full
-// rings (the four layers of an 8B block in 37.8 us instead of 39.8). A block of a whole SM between them would
-// wait for both halves, so that the half is taken even where the layer alone would do without. With more
-// tokens x leaves too little of a half.
+// Blocks of half an SM, so that the next kernel's are beside them and begin with full rings (the four layers
+// of an 8B block in 37.8 us instead of 39.8). A block of a whole SM between them would wait for both halves,
+// so that the half is taken even where the layer alone would do without.
 Plan make_plan(const Problem& p) {
   constexpr int64_t kReserved = 1024;  // of shared memory, by the system for each block
   const int64_t whole = gpu_max_smem_bytes(p.device.id), half = (whole + kReserved) / 2 - kReserved;
   const StripLayout& w = p.strips.layout;
   const bool is_short = 3 * p.m * gpu_num_sms(p.device.id) > 2 * w.strips && w.tiles >= unit_tiles(4);
-  int first_cluster = 1;
-  if (is_short) first_cluster = p.m * w.tiles / 2 * XLimbs::kTokenBytes > whole / 3 ? 4 : 2;
-  if (p.m <= 2) {
-    for (int cluster = std::min(first_cluster, 2); cluster <= 2; cluster *= 2)
-      if (const Plan plan = plan_for(p, cluster, half); plan.stages > 0) return plan;
-  }
-  for (int cluster = first_cluster; cluster <= kMaxCluster; cluster *= 2)
+  for (int cluster = is_short ? 2 : 1; cluster <= 2; cluster *= 2)
+    if (const Plan plan = plan_for(p, cluster, half); plan.stages > 0) return plan;
+  for (int cluster = 1; cluster <= kMaxCluster; cluster *= 2)
     if (const Plan plan = plan_for(p, cluster, whole); plan.stages > 0) return plan;
   return {};
 }
@@ -533,7 +514,7 @@ Verdict accepts(const Problem& p) {
                         .require(is_integer(p.weight.format), "the weight is not int4 or int8")
                         .require(!p.has_act_quant(), "x is quantized or to be quantized")
                         .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "x is not f16 or bf16")
-                        .require(p.m <= kMaxTokens, "m is more than 8");
+                        .require(p.m <= kMaxTokens, "m is more than 2");
   if (!v) return v;
   return Requirements().require(make_plan(p).stages > 0,
                                 "m rows of x do not fit shared memory beside the weight");
@@ -549,7 +530,7 @@ void launch_format(const Problem& p, float* staged, const Launch& launch) {
   LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(kThreads),
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
   shape.cluster = static_cast<unsigned>(plan.cluster);
-  choose_value<1, 2, kMaxTokens>(p.m <= 2 ? static_cast<int>(p.m) : kMaxTokens, [&](auto tokens) {
+  choose_value<1, 2>(static_cast<int>(p.m), [&](auto tokens) {
     launch_kernel("linear_stream_sm90", kernel<F, tokens.value>, shape, launch, params);
   });
 }

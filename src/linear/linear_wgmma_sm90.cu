@@ -9,10 +9,10 @@
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
 // is rounded that the formula does not round.
 //
-// A block has producer warps and two warpgroups of consumers, each 64 rows of the weight (a strip a warp) by
-// kTokens tokens; while one scales its sums, decodes or waits, the other keeps the tensor cores busy. Stages
-// of the ring are a tile: 128 columns. With few tiles of y the blocks of a cluster split k; each sends its
-// totals to the blocks that the tokens belong to, and they add them in the order of k:
+// A block has producer warps and two warpgroups of consumers, each 64 rows of the weight (a strip a warp; or
+// 128, and two) by kTokens tokens; while one scales its sums, decodes or waits, the other keeps the tensor
+// cores busy. Stages of the ring are a tile: 128 columns. With few tiles of y the blocks of a cluster split
+// k; each sends its totals to the blocks that the tokens belong to, and they add them in the order of k:
 //
 //   cluster of 2:    | rank 0: tiles 0 .. 15 | rank 1: tiles 16 .. 31 |
 //   tokens 0 .. 7    | totals -------------- + <---- totals           | --> y by rank 0
@@ -40,26 +40,27 @@ using linear::Problem;
 using linear::StripLayout;
 namespace {
 
-constexpr int kConsumerWarps = 8, kConsumerThreads = 32 * kConsumerWarps;      // two warpgroups
-constexpr int kStrips = kConsumerWarps, kRows = kStrips * StripLayout::kRows;  // of a block
+constexpr int kConsumerWarps = 8, kConsumerThreads = 32 * kConsumerWarps;  // two warpgroups
 constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
-constexpr int kBoxCols = 64;              // 128 bytes: what a swizzled row has
-constexpr int kTotalsStride = kRows + 4;  // floats from token to token: other banks
+constexpr int kBoxCols = 64;  // 128 bytes: what a swizzled row has
 constexpr int kMaxStages = 12;
 constexpr int kTokenGroup = 8;  // blocks of tokens whose x stays in L2 while the weight goes by
 
-template <int kTokens_>
+template <int kTokens_, int kStripsPerWarp_>
 struct Shape {
-  static constexpr int kTokens = kTokens_;
+  static constexpr int kTokens = kTokens_, kStripsPerWarp = kStripsPerWarp_;
+  static constexpr int kStrips = kConsumerWarps * kStripsPerWarp, kRows = kStrips * StripLayout::kRows;
+  static constexpr int kTotalsStride = kRows + 4;                   // floats from token to token: other banks
   static constexpr int kXBytes = kTokens * StripLayout::kCols * 2;  // of a stage
   static constexpr int kTotalsBytes = kTokens * kTotalsStride * 4;
   static constexpr int kBlocksPerSm = kTokens <= 32 ? 2 : 1;
-  static constexpr int kBatch = kTokens == 32 ? 2 : 4;  // steps, as many as registers allow
+  static constexpr int kBatch = kTokens == 32 ? 2 : 4;        // steps, as many as registers allow
+  static constexpr int kSums = kTokens / 2 * kStripsPerWarp;  // of a thread
   // Many sums need more registers than all threads can have: whole warpgroups may trade theirs.
-  static constexpr bool kTradesRegisters = kTokens > 64;
+  static constexpr bool kTradesRegisters = kSums > 32;
   static constexpr int kProducers = kTokens <= 32 ? 2 : 4;  // warps
   static constexpr int kThreads = kConsumerThreads + 32 * kProducers;
-  static constexpr int kMaxSplits = kTokens <= 64 ? 6 : 1;  // with more tokens there is no room for an inbox
+  static constexpr int kMaxSplits = kSums <= 32 ? 6 : 1;  // with more sums there is no room for an inbox
   static constexpr int kInboxBytes = (kTokens + kMaxSplits) * kTotalsStride * 4;
 };
 
@@ -128,7 +129,7 @@ __device__ Share share_of(const Plan& plan, const StripLayout& w) {
 // The strips of a stage are divided among the warps, because a thread takes some 100 cycles to start a copy.
 template <class S>
 struct Producer {
-  static constexpr int kStripsEach = kStrips / S::kProducers;
+  static constexpr int kStripsEach = S::kStrips / S::kProducers;
   static_assert(S::kProducers >= 2);
   const Problem& p;
   const Plan& plan;
@@ -138,7 +139,7 @@ struct Producer {
 
   __device__ void copy_weight(const Tile& tile, int k, int stage, uint64_t policy) const {
     const StripLayout& w = p.strips.layout;
-    const int64_t first = tile.row_block * kStrips + warp * kStripsEach;
+    const int64_t first = tile.row_block * S::kStrips + warp * kStripsEach;
     const int strips = static_cast<int>(max(min(w.strips - first, int64_t{kStripsEach}), int64_t{0}));
     const uint32_t full = smem.full + 8 * stage;
     uint32_t to = smem.ring + stage * plan.stage_bytes + S::kXBytes + warp * kStripsEach * w.tile_bytes;
@@ -204,14 +205,15 @@ struct Ring {
 template <class S, qf_format Format, class T>
 struct Consumer {
   using Codes = StripCodes<Format, T>;
-  static constexpr int kSums = S::kTokens / 2;
+  static constexpr int kSums = S::kTokens / 2;  // of a strip
   const StripLayout& w;
   int warp, lane;  // of the consumers
-  float totals[kSums];
+  float totals[S::kStripsPerWarp][kSums];
 
   // A warp's tile in a stage: x comes first, then the strips.
-  __device__ const char* tile_in(uint32_t stage) const {
-    return static_cast<const char*>(__cvta_shared_to_generic(stage + S::kXBytes)) + warp * w.tile_bytes;
+  __device__ const char* tile_in(uint32_t stage, int strip) const {
+    return static_cast<const char*>(__cvta_shared_to_generic(stage + S::kXBytes)) +
+           (strip * kConsumerWarps + warp) * w.tile_bytes;
   }
 
   // totals = the sum over the next `count` stages.
@@ -223,12 +225,15 @@ struct Consumer {
   __device__ __forceinline__ void multiply(Ring& ring, int count) {
     constexpr int kGroupSteps = kSteps / kGroups;
     constexpr int kBatch = kGroupSteps < S::kBatch ? kGroupSteps : S::kBatch;
-    constexpr int kBatches = kSteps / kBatch, kGroupBatches = kGroupSteps / kBatch;
+    constexpr int kTileBatches = kSteps / kBatch, kBatches = S::kStripsPerWarp * kTileBatches;
+    constexpr int kGroupBatches = kGroupSteps / kBatch;
     uint4 vectors[Codes::kTileVectors];
     const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
     uint32_t a[2][kBatch][4];
 #pragma unroll
-    for (float& total : totals) total = 0.0f;
+    for (auto& of_strip : totals)
+#pragma unroll
+      for (float& total : of_strip) total = 0.0f;
 
     const auto load_codes = [&](const char* tile) {
 #pragma unroll
@@ -237,7 +242,7 @@ struct Consumer {
     };
     const auto decode = [&]<int kIndex>(const char* tile, std::integral_constant<int, kIndex>) {
       const auto* zeros = reinterpret_cast<const int8_t*>(tile + w.zero_offset()) + lane / 4;
-      constexpr int kFirst = kIndex * kBatch, kGroup = kFirst / kGroupSteps;
+      constexpr int kFirst = kIndex % kTileBatches * kBatch, kGroup = kFirst / kGroupSteps;
       uint32_t offsets[2] = {Codes::offset(0), Codes::offset(0)};
       if (is_integer(Format) && w.has_zeros) {
         offsets[0] = Codes::offset(zeros[kGroup * 16]), offsets[1] = Codes::offset(zeros[kGroup * 16 + 8]);
@@ -250,15 +255,15 @@ struct Consumer {
     };
 
     int stage = ring.take(), next = stage;
-    load_codes(tile_in(ring.address(stage)));
-    decode(tile_in(ring.address(stage)), std::integral_constant<int, 0>{});
+    load_codes(tile_in(ring.address(stage), 0));
+    decode(tile_in(ring.address(stage), 0), std::integral_constant<int, 0>{});
 #pragma unroll 1
     for (int left = count; left > 0; --left) {
       const uint32_t at = ring.address(stage);
-      const auto* scales = reinterpret_cast<const float*>(tile_in(at) + w.scale_offset()) + lane / 4;
       float sums[kSums];
       const auto run_batch = [&]<int kIndex>(std::integral_constant<int, kIndex>) {
-        constexpr int kFirst = kIndex * kBatch, kGroup = kFirst / kGroupSteps;
+        constexpr int kStrip = kIndex / kTileBatches, kFirst = kIndex % kTileBatches * kBatch,
+                      kGroup = kFirst / kGroupSteps;
         ptx::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
@@ -269,20 +274,26 @@ struct Consumer {
         ptx::wgmma_commit();
         if constexpr (kIndex + 1 < kBatches) {
           ptx::wgmma_wait<1>();  // the batch before is done with its registers
-          decode(tile_in(at), std::integral_constant<int, kIndex + 1>{});
+          constexpr int kNext = (kIndex + 1) / kTileBatches;
+          if constexpr (kNext != kStrip) load_codes(tile_in(at, kNext));
+          decode(tile_in(at, kNext), std::integral_constant<int, kIndex + 1>{});
         } else {
           if (left > 1) {
             next = ring.take();
-            load_codes(tile_in(ring.address(next)));
+            load_codes(tile_in(ring.address(next), 0));
           }
           ptx::wgmma_wait<1>();
-          decode(tile_in(ring.address(next)), std::integral_constant<int, 0>{});  // the last time of no use
+          decode(tile_in(ring.address(next), 0),
+                 std::integral_constant<int, 0>{});  // the last time of no use
         }
         if constexpr (kIndex % kGroupBatches == kGroupBatches - 1) {
+          const auto* scales =
+              reinterpret_cast<const float*>(tile_in(at, kStrip) + w.scale_offset()) + lane / 4;
           const float scale[2] = {scales[kGroup * 16], scales[kGroup * 16 + 8]};
           ptx::wgmma_wait<0>();
 #pragma unroll
-          for (int i = 0; i < kSums; ++i) totals[i] = fmaf(sums[i], scale[i / 2 % 2], totals[i]);
+          for (int i = 0; i < kSums; ++i)
+            totals[kStrip][i] = fmaf(sums[i], scale[i / 2 % 2], totals[kStrip][i]);
         }
       };
       [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
@@ -296,9 +307,13 @@ struct Consumer {
 
   __device__ void store_totals(float* to) const {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const int token = i / 4 * 8 + lane % 4 * 2 + i % 2, row = warp * 16 + lane / 4 + i / 2 % 2 * 8;
-      to[token * kTotalsStride + row] = totals[i];
+    for (int strip = 0; strip < S::kStripsPerWarp; ++strip) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        const int row = (strip * kConsumerWarps + warp) * 16 + lane / 4 + i / 2 % 2 * 8;
+        to[token * S::kTotalsStride + row] = totals[strip][i];
+      }
     }
   }
 };
@@ -314,6 +329,7 @@ struct Sums {
   int parts, first_token, tokens;
 };
 
+template <int kTotalsStride>
 __device__ __forceinline__ void add_parts(const Sums& sums, int offset, float (&v)[kUnit]) {
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) v[i] = sums.data[offset + i];
@@ -328,7 +344,7 @@ __device__ __forceinline__ void add_parts(const Sums& sums, int offset, float (&
 template <class S>
 __device__ void finish_tile(const Problem& p, float* staged, const Tile& tile, const Sums& sums, int thread) {
   const int rows = p.weight.is_gated ? 2 * kUnit : kUnit;  // of the weight, for a unit of y
-  const int units = kRows / rows;                          // of a token
+  const int units = S::kRows / rows;                       // of a token
   const int64_t first_row = tile.token_block * S::kTokens + sums.first_token;
   const int64_t first_col = tile.row_block * units * kUnit;
 #pragma unroll 1
@@ -336,10 +352,10 @@ __device__ void finish_tile(const Problem& p, float* staged, const Tile& tile, c
     const int token = i / units, unit = i % units;
     const int64_t row = first_row + token, col = first_col + unit * kUnit;
     if (row >= p.m || col >= p.n_out) continue;
-    const int offset = token * kTotalsStride + unit * rows;
+    const int offset = token * S::kTotalsStride + unit * rows;
     float v[kUnit], up[kUnit] = {};
-    add_parts(sums, offset, v);
-    if (p.weight.is_gated) add_parts(sums, offset + kUnit, up);
+    add_parts<S::kTotalsStride>(sums, offset, v);
+    if (p.weight.is_gated) add_parts<S::kTotalsStride>(sums, offset + kUnit, up);
     linear::finish_unit(p, staged, row, col, v, up);
   }
 }
@@ -352,7 +368,7 @@ __device__ __forceinline__ void sync_consumers() { ptx::named_barrier_sync<1, kC
 template <class S>
 __device__ Sums exchange_totals(const Plan& plan, const Smem<S>& smem, int rank, int thread) {
   const auto first_token = [&](int of) { return S::kTokens * of / plan.splits; };
-  const auto bytes_of = [&](int tokens) { return static_cast<uint32_t>(tokens * kTotalsStride * 4); };
+  const auto bytes_of = [&](int tokens) { return static_cast<uint32_t>(tokens * S::kTotalsStride * 4); };
   ptx::copy_fence();
   sync_consumers();
   ptx::cluster_wait();  // all have initialised their barriers
@@ -387,7 +403,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     ptx::barrier_init_fence();
     if (is_split) {
       const int tokens = S::kTokens * (share.rank + 1) / plan.splits - S::kTokens * share.rank / plan.splits;
-      ptx::barrier_expect(smem.arrived, plan.splits * tokens * kTotalsStride * 4);
+      ptx::barrier_expect(smem.arrived, plan.splits * tokens * S::kTotalsStride * 4);
     }
   }
   __syncthreads();
@@ -437,13 +453,19 @@ Verdict accepts(const Problem& p) {
       .require(p.m < 1ll << 31, "m is 2^31 or more");
 }
 
-// As few as hold all tokens; of more than 64, by which the last wave of blocks is over sooner: a block of 128
-// takes about 4/3 of the time of one of 64.
-int tokens_of_block(const Problem& p) {
-  if (p.m <= 64) return p.m <= 16 ? 16 : p.m <= 32 ? 32 : 64;
-  const int64_t row_blocks = ceil_div(p.strips.layout.strips, kStrips), sms = gpu_num_sms(p.device.id);
-  const auto waves = [&](int64_t tokens) { return ceil_div(row_blocks * ceil_div(p.m, tokens), sms); };
-  return waves(64) * 3 < waves(128) * 4 ? 64 : 128;
+// run(Shape): as few tokens as hold all. Up to 64 of them, 256 rows where that still fills the GPU, because x
+// is then copied half as often. Of more than 64, by which the last wave of blocks is over sooner: a block of
+// 128 takes about 4/3 of the time of one of 64.
+template <class Run>
+void with_shape(const Problem& p, const Run& run) {
+  const int64_t strips = p.strips.layout.strips, sms = gpu_num_sms(p.device.id);
+  const auto waves = [&](int64_t tokens) {
+    return ceil_div(ceil_div(strips, kConsumerWarps) * ceil_div(p.m, tokens), sms);
+  };
+  if (p.m <= 32) run(Shape<32, 1>{});
+  else if (p.m <= 64 && strips > 2 * kConsumerWarps * sms * 3 / 4) run(Shape<64, 2>{});
+  else if (p.m <= 64 || waves(64) * 3 < waves(128) * 4) run(Shape<64, 1>{});
+  else run(Shape<128, 1>{});
 }
 
 template <class S>
@@ -451,7 +473,7 @@ Plan make_plan(const Problem& p) {
   constexpr int kSmemOfSm = 227 * 1024, kReserved = 1024;  // a block takes 1 KB more than it asks for
   const StripLayout& w = p.strips.layout;
   Plan plan = {};
-  plan.row_blocks = ceil_div(w.strips, kStrips);
+  plan.row_blocks = ceil_div(w.strips, S::kStrips);
   plan.token_blocks = ceil_div(p.m, S::kTokens);
   const int64_t tiles = plan.row_blocks * plan.token_blocks;
   const int64_t places = static_cast<int64_t>(gpu_num_sms(p.device.id)) * S::kBlocksPerSm;
@@ -460,7 +482,7 @@ Plan make_plan(const Problem& p) {
   plan.splits =
       static_cast<int32_t>(std::max<int64_t>(std::min({fitting, w.tiles / 2, int64_t{S::kMaxSplits}}), 1));
   plan.grid = static_cast<int32_t>(std::min(tiles, places / plan.splits) * plan.splits);
-  plan.stage_bytes = static_cast<int32_t>(round_up(S::kXBytes + kStrips * w.tile_bytes, 1024));
+  plan.stage_bytes = static_cast<int32_t>(round_up(S::kXBytes + S::kStrips * w.tile_bytes, 1024));
   const int others = S::kTotalsBytes + (plan.splits > 1 ? S::kInboxBytes : 0) + kBarrierBytes;
   const int budget = kSmemOfSm / S::kBlocksPerSm - kReserved - others;
   plan.stages = std::min(budget / plan.stage_bytes, kMaxStages);
@@ -483,11 +505,7 @@ void launch(const Problem& problem, const Launch& launch) {
     choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
       choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
         using T = std::conditional_t<is_bf16.value, bf16, f16>;
-        const int tokens = tokens_of_block(p);
-        if (tokens == 16) launch_shape<Shape<16>, format.value, T>(p, staged, launch);
-        else if (tokens == 32) launch_shape<Shape<32>, format.value, T>(p, staged, launch);
-        else if (tokens == 64) launch_shape<Shape<64>, format.value, T>(p, staged, launch);
-        else launch_shape<Shape<128>, format.value, T>(p, staged, launch);
+        with_shape(p, [&](auto shape) { launch_shape<decltype(shape), format.value, T>(p, staged, launch); });
       });
     });
   });

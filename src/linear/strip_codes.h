@@ -62,6 +62,7 @@ __device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
 template <qf_format Format, class T>
 struct StripCodes {
   static constexpr bool kIs4Bit = Format == QF_INT4 || Format == QF_FP4_E2M1;
+  static constexpr bool kHasZeroPoints = is_integer(Format);
   static constexpr int kStepWords = kIs4Bit ? 1 : 2;
   static constexpr int kTileVectors = kIs4Bit ? 2 : 4;  // of 16 bytes a lane
   // Whether a pair's magic number leaves room for all 8 bits of a code.

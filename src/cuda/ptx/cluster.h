@@ -29,6 +29,19 @@ __device__ __forceinline__ uint32_t address_in_block(uint32_t shared, uint32_t r
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
   return remote;
 }
+// Arrives at a barrier of another block.
+__device__ __forceinline__ void barrier_arrive_remote(uint32_t remote_barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
+}
+// Waits at a barrier of this block at which others arrive.
+__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
 // Stores into another block's shared memory and counts the bytes on a barrier there.
 __device__ __forceinline__ void store_async(uint32_t remote, float value, uint32_t remote_barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),

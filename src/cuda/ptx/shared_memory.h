@@ -51,6 +51,13 @@ __device__ __forceinline__ void store_shared_float(uint32_t to, float v) {
 __device__ __forceinline__ void copy16_async(uint32_t to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+// What this thread has begun to copy since the last time is a group.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all groups but the last kGroups are there.
+template <int kGroups>
+__device__ __forceinline__ void wait_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
 // Until all that this thread has begun to copy is there.
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

@@ -1,0 +1,586 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )                m <= 16, x: f16 | bf16
+//
+// For a batch of decoding, where the weight is still the traffic. A block holds its part of x in shared
+// memory and streams strips of 16 rows of the weight past it, each byte once:
+//   gmem w --bulk copies--> smem ring --> regs --decode--> 16-bit numbers --mma--> sums of a group
+//     --* s--> totals --> smem --> y
+// Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
+// is rounded that the formula does not round.
+//
+// Work: one block an SM; cluster c of C blocks takes strips c, c + clusters, ...; the blocks of a cluster
+// split k, so that x is read C times less, and the consumer warps of a block split theirs tile by tile:
+//   strip of 16 rows, C = 2:   | rank 0: tiles 0 .. 15              | rank 1: tiles 16 .. 31             |
+//     unit (one copy)          | w0 w1 w2 ...                   w15 | w0 w1 ...                      w15 |
+// Epilogue warps add the warps' parts in a fixed order while the consumers go on; in a cluster one of them
+// sends the sum to one rank (through distributed shared memory), where the other adds the ranks' in rank
+// order: no atomics, and the same bits on every run.
+//
+// The kernel before may still be running (programmatic dependent launch): until it has ended only the weight
+// is read.
+#include <algorithm>
+
+#include "core/choose.h"
+#include "cuda/occupancy.h"
+#include "cuda/ptx/async_copy.h"
+#include "cuda/ptx/cluster.h"
+#include "cuda/ptx/dependent_launch.h"
+#include "cuda/ptx/mma.h"
+#include "cuda/ptx/shared_memory.h"
+#include "linear/linear_canonical.h"
+#include "linear/strip_codes.h"
+
+namespace quantfuse::linear_batch_sm90 {
+using linear::Problem;
+using linear::StripLayout;
+namespace {
+
+constexpr int kMaxTokens = 16, kMaxCluster = 8, kEpilogueWarps = 2;
+constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
+// Units under way at most: see linear_stream_sm90.cu.
+constexpr int kInFlight = 2;
+constexpr int kPartRow = StripLayout::kRows + 4;  // floats from token to token in a part: other banks
+constexpr int kPartBuffers = 2, kMaxInboxSlots = 4;
+constexpr int kReady = 1;  // named barrier: the barriers in memory are initialised
+constexpr int kXRowBytes = StripLayout::kCols * 2;
+
+constexpr int unit_tiles(bool is_4bit) { return is_4bit ? 16 : 8; }
+
+template <int kTokens_, bool kIs4Bit>
+struct Shape {
+  static constexpr int kTokens = kTokens_;
+  static constexpr int kUnitTiles = unit_tiles(kIs4Bit);
+  static constexpr int kWarps = kUnitTiles;  // of consumers
+  static constexpr int kProducerWarp = kWarps;
+  static constexpr int kThreads = 32 * (kWarps + 1 + kEpilogueWarps);
+  static constexpr int kPartFloats = kTokens * kPartRow;
+};
+
+struct Sizes {
+  int m = 0, strips = 0, tiles = 0;  // of x; of the weight; of a strip
+  int cluster = 0;                   // blocks that split k
+  int stages = 0;                    // of the ring
+  int tile_bytes = 0;
+  int inbox_slots = 0;  // for sums of strips that a block makes for its cluster; 0 without one
+};
+
+struct Params : Sizes {
+  Problem problem;
+  float* staged;  // see finish_rows
+  bool is_x_aligned;
+};
+
+// Where things are in shared memory, which begins with x.
+template <class S>
+struct Smem {
+  QF_HD explicit Smem(const Sizes& p) {
+    x_tile_bytes = p.m * kXRowBytes;
+    unit_bytes = S::kUnitTiles * p.tile_bytes;
+    ring = (p.tiles + p.cluster - 1) / p.cluster * x_tile_bytes;
+    parts = ring + p.stages * unit_bytes;
+    inbox = parts + kPartBuffers * S::kWarps * S::kPartFloats * 4;
+    full = inbox + p.inbox_slots * p.cluster * S::kPartFloats * 4;
+    empty = full + p.stages * 8;
+    parts_full = empty + p.stages * 8;
+    parts_empty = parts_full + kPartBuffers * 8;
+    inbox_full = parts_empty + kPartBuffers * 8;
+    credit = inbox_full + p.inbox_slots * 8;
+    bytes = credit + p.inbox_slots * p.cluster * 8;
+  }
+  int x_tile_bytes, unit_bytes;
+  int ring, parts, inbox, full, empty, parts_full, parts_empty, inbox_full, credit;  // offsets
+  int bytes;
+};
+
+// A position in a circle of buffers and the parity of the round.
+struct Cursor {
+  int at = 0;
+  uint32_t parity = 0;
+  __device__ void advance(int size) {
+    if (++at == size) at = 0, parity ^= 1;
+  }
+};
+
+// This block's part of the work.
+struct Share {
+  int first_strip, strip_step, first_tile, tiles, rank;
+};
+__device__ Share share_of(const Params& p) {
+  const int rank = p.cluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
+  const int first = p.tiles * rank / p.cluster, end = p.tiles * (rank + 1) / p.cluster;
+  return {static_cast<int>(blockIdx.x) / p.cluster, static_cast<int>(gridDim.x) / p.cluster, first,
+          end - first, rank};
+}
+
+template <class S>
+__device__ uint32_t inbox_bytes(const Params& p) {
+  return p.cluster * S::kTokens * StripLayout::kRows * 4;
+}
+
+// By the lanes of a warp side by side: the first copies wait for it.
+template <class S>
+__device__ void init_barriers(const Params& p, const Smem<S>& smem, uint32_t base, int lane) {
+#pragma unroll 1
+  for (int s = lane; s < p.stages; s += 32) {
+    ptx::barrier_init(base + smem.full + 8 * s, 1);
+    ptx::barrier_init(base + smem.empty + 8 * s, S::kWarps);
+  }
+  if (lane < kPartBuffers) {
+    ptx::barrier_init(base + smem.parts_full + 8 * lane, S::kWarps);
+    ptx::barrier_init(base + smem.parts_empty + 8 * lane, kEpilogueWarps);
+  }
+  if (lane < p.inbox_slots) {
+    ptx::barrier_init(base + smem.inbox_full + 8 * lane, 1);
+    ptx::barrier_expect(base + smem.inbox_full + 8 * lane, inbox_bytes<S>(p));
+  }
+  if (lane < p.inbox_slots * p.cluster) ptx::barrier_init(base + smem.credit + 8 * lane, 1);
+  ptx::barrier_init_fence();
+  __syncwarp();
+}
+
+// One thread copies unit after unit.
+template <class S>
+__device__ void produce(const Params& p, const Smem<S>& smem, const Share& share, uint32_t base) {
+  const uint64_t policy = ptx::evict_first_policy();
+  const int in_flight = min(kInFlight, p.stages);
+  Cursor stage, landed;
+  int copies = 0;
+  for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
+    const uint8_t* from =
+        p.problem.strips.data + (static_cast<int64_t>(strip) * p.tiles + share.first_tile) * p.tile_bytes;
+#pragma unroll 1
+    for (int tile = 0; tile < share.tiles; tile += S::kUnitTiles, ++copies) {
+      if (copies >= p.stages) ptx::barrier_wait(base + smem.empty + 8 * stage.at, stage.parity ^ 1);
+      if (copies >= in_flight) {
+        ptx::barrier_wait(base + smem.full + 8 * landed.at, landed.parity);
+        landed.advance(p.stages);
+      }
+      const uint32_t bytes = min(S::kUnitTiles, share.tiles - tile) * p.tile_bytes;
+      const uint32_t full = base + smem.full + 8 * stage.at;
+      ptx::barrier_expect(full, bytes);
+      ptx::bulk_copy(base + smem.ring + stage.at * smem.unit_bytes, from + tile * p.tile_bytes, bytes, full,
+                     policy);
+      stage.advance(p.stages);
+    }
+  }
+}
+
+// ---- x ----
+
+// A tile of x is [token][128 columns]; its 16-byte pieces are permuted by token, so that the eight rows that
+// the tensor cores take at a time are in different banks.
+__device__ __forceinline__ uint32_t x_piece(int token, int piece) {
+  return token * kXRowBytes + ((piece ^ (token & 7)) << 4);
+}
+
+// Copies the tiles warp, warp + kWarps, ... of x, those that this warp multiplies, and waits for those of the
+// first unit. Half a warp copies a tile of a token. Through L2 alone, because L1 may hold what was there
+// before.
+template <class S>
+__device__ void fetch_x(const Params& p, const Share& share, uint32_t to, int tile_bytes, int warp,
+                        int lane) {
+  const Matrix& x = p.problem.x;
+  const int piece = lane % 16;
+  for (int tile = warp; tile < share.tiles; tile += S::kWarps) {
+    if (tile - warp == S::kUnitTiles) ptx::commit_copies();
+    const int column = (share.first_tile + tile) * StripLayout::kCols + piece * 8;
+    const int valid = min(max(static_cast<int>(x.cols) - column, 0), 8);
+#pragma unroll 4
+    for (int token = lane / 16; token < p.m; token += 2) {
+      const uint16_t* from = x.row<const uint16_t>(token) + column;
+      const uint32_t at = to + tile * tile_bytes + x_piece(token, piece);
+      if (p.is_x_aligned) {
+        ptx::copy16_async(at, valid > 0 ? from : x.data, valid * 2);
+      } else {
+        for (int i = 0; i < 8; i += 2) {
+          const auto bits = [&](int j) { return j < valid ? static_cast<uint32_t>(__ldcg(from + j)) : 0u; };
+          ptx::store_shared4(at + i * 2, bits(i) | bits(i + 1) << 16);
+        }
+      }
+    }
+  }
+  ptx::commit_copies();
+  if (share.tiles - warp > S::kUnitTiles) ptx::wait_copies_but<1>();
+  else ptx::wait_copies();
+  __syncwarp();
+}
+
+// ---- Consumers ----
+
+// A warp's tile of the weight, in registers.
+template <class Codes, int kGroups>
+struct WeightTile {
+  uint4 vectors[Codes::kTileVectors];
+  float scales[kGroups][2];  // of rows g and g + 8
+  uint32_t offsets[kGroups][2];
+
+  __device__ __forceinline__ void load(uint32_t from, const StripLayout& w, int lane) {
+#pragma unroll
+    for (int i = 0; i < Codes::kTileVectors; ++i) vectors[i] = ptx::load_shared16(from + lane * 16 + i * 512);
+#pragma unroll
+    for (int i = 0; i < 2 * kGroups; ++i) {
+      const int row = i * 8 + lane / 4;  // of group i / 2
+      scales[i / 2][i % 2] = ptx::load_shared_float(from + Codes::kTileVectors * 512 + row * 4);
+      offsets[i / 2][i % 2] = Codes::offset(0);
+      if (Codes::kHasZeroPoints && w.has_zeros)
+        offsets[i / 2][i % 2] = Codes::offset(ptx::load_shared_s8(from + w.zero_offset() + row));
+    }
+  }
+  __device__ __forceinline__ void decode(int step, uint32_t (&a)[4]) const {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
+    Codes::decode(words + step * Codes::kStepWords, offsets[step / (kSteps / kGroups)], a);
+  }
+};
+
+// acc += w x. `x`: where this lane's row of the first matrices is; pieces of 16 bytes are permuted by bits.
+template <int kTokens, class T, class Codes, int kGroups>
+__device__ __forceinline__ void multiply(float (&acc)[kTokens / 8][4], const WeightTile<Codes, kGroups>& w,
+                                         uint32_t x) {
+  constexpr int kGroupSteps = kSteps / kGroups, kBlocks = kTokens / 8;
+#pragma unroll
+  for (int j = 0; j < kGroups; ++j) {
+    float sums[2][4] = {};  // two chains of products: the two blocks of 8 tokens, or even and odd steps
+    uint4 v;
+#pragma unroll
+    for (int s = j * kGroupSteps; s < (j + 1) * kGroupSteps; ++s) {
+      uint32_t a[4];
+      w.decode(s, a);
+      if constexpr (kBlocks == 1) {  // two steps at a time
+        if (s % 2 == 0) v = ptx::load_matrices(x ^ (s << 5));
+        ptx::mma_m16n8k16<T>(sums[s % 2], a, s % 2 ? v.z : v.x, s % 2 ? v.w : v.y);
+      } else {
+        v = ptx::load_matrices(x ^ (s << 5));
+        ptx::mma_m16n8k16<T>(sums[0], a, v.x, v.y);
+        ptx::mma_m16n8k16<T>(sums[1], a, v.z, v.w);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kBlocks == 1) sums[0][i] += sums[1][i];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) acc[b][i] = fmaf(sums[b][i], w.scales[j][i / 2], acc[b][i]);
+    }
+  }
+}
+
+template <class S, qf_format Format, class T, int kGroups>
+__device__ void consume(const Params& p, const Smem<S>& smem, const Share& share, char* shared, int warp,
+                        int lane) {
+  using Codes = StripCodes<Format, T>;
+  constexpr int kBlocks = S::kTokens / 8;
+  const uint32_t base = ptx::shared_address(shared);
+  // Lane 8 i + r: row r of matrix i. Of 8 tokens the matrices are 4 pieces; of 16, 2 pieces of either 8.
+  const int matrix = lane / 8;
+  const int token = min(lane % 8 + (S::kTokens > 8 ? matrix / 2 * 8 : 0), p.m - 1);
+  const uint32_t first_x =
+      base + x_piece(token, S::kTokens > 8 ? matrix % 2 : matrix) + warp * smem.x_tile_bytes;
+  const uint32_t x_step = S::kWarps * smem.x_tile_bytes;
+  const uint32_t first_tile = base + smem.ring + warp * p.tile_bytes;
+  Cursor stage, part = {0, 1};
+  for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
+    float acc[kBlocks][4] = {};
+    uint32_t x = first_x;
+    for (int unit = 0; unit < share.tiles; unit += S::kUnitTiles) {
+      if (strip == share.first_strip && unit > 0) {  // the rest of x
+        ptx::wait_copies();
+        __syncwarp();
+      }
+      const uint32_t full = base + smem.full + 8 * stage.at, from = first_tile + stage.at * smem.unit_bytes;
+      ptx::barrier_wait(full, stage.parity);
+      WeightTile<Codes, kGroups> w;
+      w.load(from, p.problem.strips.layout, lane);
+      __syncwarp();
+      if (lane == 0) ptx::barrier_arrive(full + smem.empty - smem.full);
+      if (unit + warp < share.tiles) multiply<S::kTokens, T>(acc, w, x);
+      x += x_step;
+      stage.advance(p.stages);
+    }
+
+    // hand this warp's part to the epilogue
+    ptx::barrier_wait(base + smem.parts_empty + 8 * part.at, part.parity);
+    float* out =
+        reinterpret_cast<float*>(shared + smem.parts) + (part.at * S::kWarps + warp) * S::kPartFloats;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        out[(b * 8 + lane % 4 * 2 + i % 2) * kPartRow + lane / 4 + i / 2 * 8] = acc[b][i];
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(base + smem.parts_full + 8 * part.at);
+    part.advance(kPartBuffers);
+  }
+}
+
+// ---- Epilogue ----
+
+// A warp's work is 8 tokens of a strip: lanes 0..15 are the rows of the even ones, 16..31 those of the odd.
+constexpr int kPairs = 4;
+
+// sums[i] = the parts of token 2 i, always added in the same order.
+template <int kParts>
+__device__ __forceinline__ void sum_parts(const float* parts, int num_parts, int part_floats,
+                                          float (&sums)[kPairs]) {
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    float v[kParts];
+#pragma unroll
+    for (int j = 0; j < kParts; ++j) v[j] = j < num_parts ? parts[j * part_floats + 2 * i * kPartRow] : 0.0f;
+#pragma unroll
+    for (int j = 4; j < kParts; ++j) v[j % 4] += v[j];
+    sums[i] = (v[0] + v[1]) + (v[2] + v[3]);
+  }
+}
+
+template <class S>
+struct Epilogue {
+  const Params& p;
+  const Smem<S>& smem;
+  const Share& share;
+  char* shared;
+  uint32_t base;  // of shared memory
+  int lane;
+
+  // Where this lane's first number is in a part. `token`: the first of the 8.
+  __device__ int offset(int token) const { return (token + lane / 16) * kPartRow + lane % 16; }
+
+  __device__ void sum_of_warps(const Cursor& part, int token, float (&sums)[kPairs]) const {
+    const float* parts = reinterpret_cast<const float*>(shared + smem.parts) + offset(token);
+    sum_parts<S::kWarps>(parts + part.at * S::kWarps * S::kPartFloats, S::kWarps, S::kPartFloats, sums);
+  }
+  __device__ void wait_for_parts(const Cursor& part) const {
+    ptx::barrier_wait(base + smem.parts_full + 8 * part.at, part.parity);
+  }
+  // By one warp, or by both.
+  __device__ void give_back_parts(const Cursor& part, int arrivals) const {
+    __syncwarp();
+    if (lane < arrivals) ptx::barrier_arrive(base + smem.parts_empty + 8 * part.at);
+  }
+
+  __device__ void store(int strip, int token, const float (&sums)[kPairs]) const {
+    // Of a gated weight rows 0..7 are gates, and 8 lanes up are their ups.
+    const Problem& problem = p.problem;
+    const bool is_gated = problem.weight.is_gated;
+    const int row = lane % 16;
+    const linear::ColumnOfRows<kPairs> at = {int64_t{strip} * (is_gated ? 8 : 16) + row, token + lane / 16,
+                                             2};
+    float ups[kPairs];
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) ups[i] = __shfl_down_sync(~0u, sums[i], 8);
+    if (at.column < problem.n_out && !(is_gated && row >= 8)) {
+      linear::EpilogueInputs<kPairs> inputs;
+      inputs.load(problem, at);
+      linear::finish_rows<kPairs>(problem, p.staged, at, sums, ups, inputs);
+    }
+  }
+
+  // Without a cluster: each of the two warps has 8 tokens; of 8 tokens the second one has nothing to do.
+  __device__ void run_alone(int warp) const {
+    constexpr int kAtWork = S::kTokens / 8;
+    if (warp >= kAtWork) return;
+    Cursor part;
+    for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
+      float sums[kPairs];
+      wait_for_parts(part);
+      sum_of_warps(part, warp * 8, sums);
+      give_back_parts(part, kEpilogueWarps / kAtWork);
+      part.advance(kPartBuffers);
+      store(strip, warp * 8, sums);
+    }
+  }
+
+  // In a cluster strips i, i + C, ... belong to rank i: every rank sends its sum of a strip to the owner's
+  // inbox. A slot is used again when its owner has said so (the credit).
+  __device__ void forward() const {
+    Cursor part, slot = {0, 1};
+    int owner = 0;
+    for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
+      wait_for_parts(part);
+      ptx::barrier_wait_cluster(base + smem.credit + 8 * (slot.at * p.cluster + owner), slot.parity);
+      const uint32_t barrier = ptx::address_in_block(base + smem.inbox_full + 8 * slot.at, owner);
+      const uint32_t inbox = ptx::address_in_block(
+          base + smem.inbox + (slot.at * p.cluster + share.rank) * S::kPartFloats * 4, owner);
+#pragma unroll
+      for (int token = 0; token < S::kTokens; token += 8) {
+        float sums[kPairs];
+        sum_of_warps(part, token, sums);
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i)
+          ptx::store_async(inbox + (offset(token) + 2 * i * kPartRow) * 4, sums[i], barrier);
+      }
+      give_back_parts(part, kEpilogueWarps);
+      part.advance(kPartBuffers);
+      if (++owner == p.cluster) owner = 0, slot.advance(p.inbox_slots);
+    }
+  }
+  __device__ void store_inbox() const {
+    const int step = share.strip_step * p.cluster;
+    Cursor slot;
+    for (int strip = share.first_strip + share.rank * share.strip_step; strip < p.strips; strip += step) {
+      const uint32_t full = base + smem.inbox_full + 8 * slot.at;
+      ptx::barrier_wait(full, slot.parity);
+      float sums[S::kTokens / 8][kPairs];
+      const float* inbox =
+          reinterpret_cast<const float*>(shared + smem.inbox) + slot.at * p.cluster * S::kPartFloats;
+#pragma unroll
+      for (int b = 0; b < S::kTokens / 8; ++b)
+        sum_parts<kMaxCluster>(inbox + offset(8 * b), p.cluster, S::kPartFloats, sums[b]);
+      __syncwarp();
+      // A credit is given only where all will wait for it: nobody is gone when it comes. The slot's next
+      // round is announced before.
+      if (strip + p.inbox_slots * step < p.strips) {
+        if (lane == 0) ptx::barrier_expect(full, inbox_bytes<S>(p));
+        __syncwarp();
+        if (lane < p.cluster)
+          ptx::barrier_arrive_remote(
+              ptx::address_in_block(base + smem.credit + 8 * (slot.at * p.cluster + share.rank), lane));
+      }
+      slot.advance(p.inbox_slots);
+#pragma unroll
+      for (int b = 0; b < S::kTokens / 8; ++b) store(strip, 8 * b, sums[b]);
+    }
+  }
+};
+
+template <class S, qf_format Format, class T>
+__global__ void __launch_bounds__(S::kThreads, 1) kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) char shared[];
+  const Smem<S> smem(p);
+  const Share share = share_of(p);
+  const uint32_t base = ptx::shared_address(shared);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool is_alone = p.cluster == 1;
+  ptx::allow_next_kernel();
+
+  if (warp < S::kWarps) {
+    if (!is_alone) ptx::cluster_arrive_relaxed();
+    ptx::wait_for_previous_kernel();
+    fetch_x<S>(p, share, base, smem.x_tile_bytes, warp, lane);
+    ptx::named_barrier_sync(kReady, S::kThreads);
+    const int groups = p.problem.strips.layout.groups;
+    if (groups == 1) consume<S, Format, T, 1>(p, smem, share, shared, warp, lane);
+    else if (groups == 2) consume<S, Format, T, 2>(p, smem, share, shared, warp, lane);
+    else consume<S, Format, T, 4>(p, smem, share, shared, warp, lane);
+  } else if (warp == S::kProducerWarp) {
+    init_barriers(p, smem, base, lane);
+    if (!is_alone) ptx::cluster_arrive_relaxed();
+    ptx::named_barrier_arrive(kReady, S::kThreads);  // the producer waits for nobody
+    if (lane == 0) produce<S>(p, smem, share, base);
+    __syncwarp();
+    ptx::wait_for_previous_kernel();
+  } else {
+    if (!is_alone) ptx::cluster_arrive_relaxed();
+    ptx::wait_for_previous_kernel();
+    ptx::named_barrier_sync(kReady, S::kThreads);
+    const Epilogue<S> epilogue = {p, smem, share, shared, base, lane};
+    const int epilogue_warp = warp - S::kProducerWarp - 1;
+    if (is_alone) {
+      epilogue.run_alone(epilogue_warp);
+    } else {
+      ptx::cluster_wait();  // the barriers of all blocks are initialised
+      if (epilogue_warp == 0) epilogue.forward();
+      else epilogue.store_inbox();
+    }
+  }
+}
+
+// ---- The host's side ----
+
+// How a call is laid out on the GPU. No stages: it does not fit.
+struct Plan : Sizes {
+  int grid = 0, smem_bytes = 0;
+};
+
+// As many stages as fit and there is work for; none where that is too few to stream.
+template <class S>
+Plan plan_for(const Problem& p, int cluster) {
+  constexpr int64_t kMinStages = 2;
+  const StripLayout& w = p.strips.layout;
+  const int64_t budget = gpu_max_smem_bytes(p.device.id);
+  const int64_t places = resident_clusters(kernel<Shape<8, true>, QF_INT4, bf16>, p.device.id, cluster,
+                                           Shape<8, true>::kThreads);
+  const int64_t clusters = std::min(places, w.strips);
+  if (clusters == 0 || ceil_div(w.tiles, cluster) * p.m * kXRowBytes > budget) return {};
+  Plan plan;
+  plan.m = static_cast<int>(p.m), plan.cluster = cluster, plan.tile_bytes = w.tile_bytes;
+  plan.strips = static_cast<int>(w.strips), plan.tiles = static_cast<int>(w.tiles);
+  plan.grid = static_cast<int>(clusters * cluster);
+  const auto bytes = [&](int64_t stages) {
+    plan.stages = static_cast<int>(stages);
+    return Smem<S>(plan).bytes;
+  };
+  const int64_t strips = ceil_div(w.strips, clusters);  // of a cluster
+  if (cluster > 1)
+    plan.inbox_slots = static_cast<int>(std::min<int64_t>(ceil_div(strips, cluster), kMaxInboxSlots));
+  const int64_t units = strips * ceil_div(ceil_div(w.tiles, cluster), S::kUnitTiles);
+  const int64_t fixed = bytes(0), each = bytes(1) - fixed;
+  const int64_t stages = std::min((budget - fixed) / each, units);
+  if (stages < std::min(kMinStages, units)) return {};
+  plan.smem_bytes = bytes(stages);
+  return plan;
+}
+
+// A strip costs a cluster some time, so that it is no larger than x demands.
+template <class S>
+Plan make_plan(const Problem& p) {
+  for (int cluster = 1; cluster <= kMaxCluster; cluster *= 2) {
+    if (const Plan plan = plan_for<S>(p, cluster); plan.stages > 0) return plan;
+  }
+  return {};
+}
+
+// run(Shape) for the number of tokens and the width of the codes.
+template <class Run>
+auto with_shape(const Problem& p, const Run& run) {
+  const bool is_4bit = StripLayout::kRows * StripLayout::kCols / 2 == p.strips.layout.code_bytes;
+  const auto of_width = [&](auto width) {
+    constexpr bool kIs4Bit = decltype(width)::value;
+    return p.m <= 8 ? run(Shape<8, kIs4Bit>{}) : run(Shape<16, kIs4Bit>{});
+  };
+  return is_4bit ? of_width(std::true_type{}) : of_width(std::false_type{});
+}
+
+Verdict accepts(const Problem& p) {
+  const Verdict v = Requirements()
+                        .require(p.strips.is_there, "the weight is not packed (qf_weight_pack)")
+                        .require(!p.has_act_quant(), "the activations are quantized")
+                        .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16,
+                                 "the activations are not FP16 or BF16")
+                        .require(p.m <= kMaxTokens, "m is more than 16");
+  if (!v) return v;
+  const bool fits = with_shape(p, [&](auto shape) { return make_plan<decltype(shape)>(p).stages > 0; });
+  return Requirements().require(fits, "m rows of x do not fit shared memory beside the weight");
+}
+
+template <class S, qf_format Format, class T>
+void launch_shape(const Problem& p, float* staged, const Launch& launch) {
+  const Plan plan = make_plan<S>(p);
+  Params params = {};
+  static_cast<Sizes&>(params) = plan;
+  params.problem = p, params.staged = staged;
+  params.is_x_aligned = reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 && p.x.row_stride % 8 == 0;
+  LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(S::kThreads),
+                       static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
+  shape.cluster = static_cast<unsigned>(plan.cluster);
+  launch_kernel("linear_batch_sm90", kernel<S, Format, T>, shape, launch, params);
+}
+
+void launch(const Problem& problem, const Launch& launch) {
+  linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
+    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
+      choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
+        using T = std::conditional_t<is_bf16.value, bf16, f16>;
+        constexpr bool kIs4Bit = StripCodes<format.value, T>::kIs4Bit;
+        if (p.m <= 8) launch_shape<Shape<8, kIs4Bit>, format.value, T>(p, staged, launch);
+        else launch_shape<Shape<16, kIs4Bit>, format.value, T>(p, staged, launch);
+      });
+    });
+  });
+}
+
+}  // namespace
+
+extern const Kernel<Problem> entry = {"linear_batch_sm90", Target::sm90, accepts,
+                                      linear::canonical_workspace_bytes, launch};
+
+}  // namespace quantfuse::linear_batch_sm90
