@@ -141,6 +141,9 @@ int run_bench(const BenchOptions& options) {
       is_any_missing = true;
     }
   }
+  if (options.suite == "h200") {
+    for (const Chain& chain : h200_chains()) report(measure_chain(chain, machine, options.seconds));
+  }
   if (options.suite == "cpu") {
     for (const Row& row : measure_overheads(machine, options.seconds)) report(row);
   }

@@ -59,10 +59,18 @@ void check_memory(const Spec&);  // throws UsageError where the problem is large
 std::string selected_kernel(const Spec&, qf_device, const std::string& forced);
 std::vector<std::string> accepting_kernels(const Spec&, qf_device);
 
+// Calls that follow each other, on a GPU.
+struct Chain {
+  std::string name;
+  std::vector<Spec> specs;
+};
+Row measure_chain(const Chain&, const Machine&, double seconds);
+
 // The weight 4096 x 4096 in every scheme, the layers of Llama-3-8B, the producers of 8-bit activations.
 std::vector<Spec> cpu_suite();
-// The producers of 8-bit activations at the sizes of decoding and prefill.
+// The layers of Llama 7B, 8B and 70B at seven sizes of a batch; the producers of 8-bit activations.
 std::vector<Spec> h200_suite();
+std::vector<Chain> h200_chains();  // the layers of a decoder block
 
 // Loading the library with a first call, and what a call costs before it does any work.
 std::vector<Row> measure_overheads(const Machine&, double seconds);

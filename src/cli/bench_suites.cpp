@@ -138,4 +138,30 @@ std::vector<Spec> h200_suite() {
   return suite.take();
 }
 
+std::vector<Chain> h200_chains() {
+  struct Model {
+    const char* name;
+    std::vector<Layer> layers;
+  };
+  const Model models[] = {
+      {"8B.block", {{"", 6144, 4096}, {"", 4096, 4096}, {"", 28672, 4096, true}, {"", 4096, 14336}}},
+      {"70B.block", {{"", 10240, 8192}, {"", 8192, 8192}, {"", 57344, 8192, true}, {"", 8192, 28672}}}};
+  std::vector<Chain> chains;
+  for (const Model& model : models) {
+    for (const int64_t m : {1, 16}) {
+      Suite suite;
+      for (const Layer& layer : model.layers) {
+        suite.o = linear_options("int4", "bf16");
+        suite.o.m = m, suite.o.n = layer.n, suite.o.k = layer.k, suite.o.is_gated = layer.is_gated;
+        if (layer.is_gated) suite.o.activation = "silu";
+        suite.add("linear");
+      }
+      chains.push_back(
+          {std::string(model.name) + " (qkv, o, gate_up with SwiGLU, down) " + size_text(m, 0, 0),
+           suite.take()});
+    }
+  }
+  return chains;
+}
+
 }  // namespace quantfuse::cli
