@@ -26,106 +26,135 @@ namespace {
 
 // ---- What a block and its warps have to do ----
 
-inline constexpr int kTokenGroup = 16;  // blocks of tokens whose x stays in L2 while the weight goes by
+inline constexpr uint32_t kTokenGroup = 16;  // blocks of tokens whose x stays in L2 while the weight goes by
 
-struct Share {
-  int64_t row_block, token_block;
-  int first_k, end_k;  // tiles of a strip
-  int split;
+// A tile of y. 32 bits: accepts() sees to it, and a division of 64 takes ten times as long.
+struct Tile {
+  int row_block, token_block;
 };
-__device__ inline Share share_of(const Plan& plan, const StripLayout& w) {
-  const int64_t index = blockIdx.x / plan.splits;
-  const int split = static_cast<int>(blockIdx.x % plan.splits);
-  const int64_t per_group = kTokenGroup * plan.row_blocks;
-  const int64_t first = index / per_group * kTokenGroup, in_group = index % per_group;
-  const int64_t tokens = min(plan.token_blocks - first, int64_t{kTokenGroup});
-  return {in_group / tokens, first + in_group % tokens, static_cast<int>(w.tiles * split / plan.splits),
-          static_cast<int>(w.tiles * (split + 1) / plan.splits), split};
+__device__ inline Tile tile_at(const Plan& plan, uint32_t index) {
+  const uint32_t per_group = kTokenGroup * static_cast<uint32_t>(plan.row_blocks);
+  const uint32_t first = index / per_group * kTokenGroup, in_group = index % per_group;
+  const uint32_t tokens = min(static_cast<uint32_t>(plan.token_blocks) - first, kTokenGroup);
+  return {static_cast<int>(in_group / tokens), static_cast<int>(first + in_group % tokens)};
 }
 
-// A unit of x that is not 16 bytes at a multiple of 16: so many bytes, whole numbers, then zeros.
-__device__ __forceinline__ void copy_numbers(uint32_t to, const char* from, int bytes) {
-#pragma unroll 1
-  for (int i = 0; i < 16; i += 2) {
-    ptx::store_shared2(to + i, i < bytes ? *reinterpret_cast<const uint16_t*>(from + i) : uint16_t{0});
-  }
+struct Share {
+  Tile tile;
+  int first_k, end_k;  // tiles of a strip
+  int64_t part;        // the number of its part, or -1 where the tile is whole
+};
+__device__ inline Share share_of(const Plan& plan, const StripLayout& w) {
+  const auto whole = static_cast<uint32_t>(plan.whole_tiles), k_tiles = static_cast<uint32_t>(w.tiles);
+  if (blockIdx.x < whole) return {tile_at(plan, blockIdx.x), 0, static_cast<int>(k_tiles), -1};
+  const auto splits = static_cast<uint32_t>(plan.splits);
+  const uint32_t index = (blockIdx.x - whole) / splits, split = (blockIdx.x - whole) % splits;
+  return {tile_at(plan, whole + index), static_cast<int>(k_tiles * split / splits),
+          static_cast<int>(k_tiles * (split + 1) / splits), split * plan.split_tiles() + index};
 }
 
 // The 16-byte units that a thread copies for a stage: those of x by thread, those of its warp's tiles by
-// lane.
+// lane. Tokens beyond the last are left as they are, because their sums are not used.
 template <class S, qf_format Format>
 class Feed {
  public:
-  static constexpr int kTileRounds = is_packed_4bit(Format) ? 3 : 5;  // of 32 units: 1344 or 2368 bytes
-  static constexpr int kWeightUnits = S::kStripsEach * kTileRounds, kXUnits = S::kXUnits;
-  static_assert(kTileRounds * 512 >=
-                StripLayout::kRows * (StripLayout::kCols * (kTileRounds == 3 ? 1 : 2) / 2 + 4 * 5));
+  static constexpr int kXUnits = S::kXUnits;
+  static constexpr int kTileUnits = is_packed_4bit(Format) ? 3 : 5;  // of 32 lanes: up to 1344 or 2368 bytes
+  static constexpr int kWeightUnits = S::kStripsEach * kTileUnits;
 
   __device__ Feed(const Problem& p, const Plan& plan, const Share& share)
       : k_(static_cast<int>(p.k)),
         tile_bytes_(p.strips.layout.tile_bytes),
-        first_k_(share.first_k),
-        end_k_(share.end_k),
-        k_warps_(plan.k_warps()) {
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-    const int64_t first_row = share.token_block * S::kTokens;
-    token_ = thread / 16, column_ = thread % 16 * 8;
-    tokens_ = static_cast<int>(min(p.m - first_row, int64_t{S::kTokens}));
-    x_ = p.x.row_bytes_at(first_row + (token_ < tokens_ ? token_ : 0)) + column_ * 2;
-    x_step_ = p.x.row_stride * 2 * (kThreads / 16);
-    x_to_ = token_ * kXRowBytes + (thread % 16 ^ (token_ & 7)) * 16;
+        tiles_(share.end_k - share.first_k),
+        k_warps_(plan.k_warps) {
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, token = thread / 16;
+    const int64_t first_row = static_cast<int64_t>(share.tile.token_block) * S::kTokens;
+    tokens_ = static_cast<int>(min(p.m - first_row, int64_t{S::kTokens})) - token;
+    column_ = share.first_k * StripLayout::kCols + thread % 16 * 8;
+    x_ = p.x.row_bytes_at(first_row + token) + static_cast<int64_t>(column_) * 2;
+    x_step_ = p.x.row_stride * 2 * S::kPassTokens;
+    x_to_ = token * kXRowBytes + (thread % 16 ^ (token & 7)) * 16;
     const StripLayout& w = p.strips.layout;
     part_ = warp / plan.row_warps;
-    const int64_t strip = (share.row_block * plan.row_warps + warp % plan.row_warps) * S::kStripsEach;
-#pragma unroll
-    for (int i = 0; i < S::kStripsEach; ++i) {  // beyond the last one, that one: its sums are not used
-      w_[i] = reinterpret_cast<const char*>(p.strips.data) +
-              (min(strip + i, w.strips - 1) * w.tiles + share.first_k + part_) * tile_bytes_ + lane() * 16;
-    }
+    // Beyond the last strip, that one: its sums are not used.
+    const int64_t strip =
+        (static_cast<int64_t>(share.tile.row_block) * plan.row_warps + warp % plan.row_warps) *
+        S::kStripsEach;
+    const int64_t strip_bytes = w.tiles * tile_bytes_;
+    w_ = reinterpret_cast<const char*>(p.strips.data) + min(strip, w.strips - 1) * strip_bytes +
+         static_cast<int64_t>(share.first_k + part_) * tile_bytes_ + lane() * 16;
+    w_step_ = strip + 1 < w.strips ? strip_bytes : 0;
     w_to_ = k_warps_ * S::kXBytes + warp * S::kStripsEach * tile_bytes_ + lane() * 16;
+    const int whole_tiles = min(tiles_, k_ / StripLayout::kCols - share.first_k);
+    whole_stages_ = plan.has_aligned_x ? whole_tiles / k_warps_ : 0;
   }
-  __device__ int stages() const { return (end_k_ - first_k_ + k_warps_ - 1) / k_warps_; }
+  __device__ int stages() const { return (tiles_ + k_warps_ - 1) / k_warps_; }
   __device__ int part() const { return part_; }
   // Whether this warp has a tile in a stage.
-  __device__ bool has_tile(int stage) const { return first_k_ + stage * k_warps_ + part_ < end_k_; }
+  __device__ bool has_tile(int stage) const { return stage * k_warps_ + part_ < tiles_; }
+  // Whether all its tiles are there, and all their columns, and x is aligned.
+  __device__ bool is_whole(int stage) const { return stage < whole_stages_; }
 
-  // copy(index of the unit, where to in the stage, from, bytes) for x.
-  template <class Copy>
-  __device__ __forceinline__ void x_units(int stage, const Copy& copy) const {
-#pragma unroll
-    for (int i = 0; i < S::kXUnits; ++i) {
-      constexpr int kEach = S::kTileXUnits;
-      const int part = i / kEach, tile = first_k_ + stage * k_warps_ + part;
-      if (part >= k_warps_ || tile >= end_k_) break;
-      const int column = tile * StripLayout::kCols + column_;
-      const bool exists = token_ + i % kEach * (kThreads / 16) < tokens_;
-      const int bytes = exists ? 2 * max(min(k_ - column, 8), 0) : 0;
-      const char* from = x_ + static_cast<int64_t>(tile) * kXRowBytes + i % kEach * x_step_;
-      copy(i, x_to_ + part * S::kXBytes + i % kEach * (kThreads / 16) * kXRowBytes, bytes > 0 ? from : x_,
-           bytes);
-    }
-  }
-  // copy(index of the unit, where to in the stage, from) for the weight.
+  // copy(index of the unit, where to in the stage, from) for the weight and for x of a whole stage.
   template <class Copy>
   __device__ __forceinline__ void weight_units(int stage, const Copy& copy) const {
-    if (!has_tile(stage)) return;
+    const char* from = w_ + static_cast<int64_t>(stage * k_warps_) * tile_bytes_;
 #pragma unroll
     for (int i = 0; i < kWeightUnits; ++i) {
-      const int strip = i / kTileRounds, offset = i % kTileRounds * 512;
-      if (offset + lane() * 16 < tile_bytes_) {
-        copy(i, w_to_ + strip * tile_bytes_ + offset,
-             w_[strip] + static_cast<int64_t>(stage * k_warps_) * tile_bytes_ + offset);
+      constexpr int kCodeBytes = StripLayout::kRows * StripLayout::kCols / (is_packed_4bit(Format) ? 2 : 1);
+      const int strip = i / kTileUnits, at = i % kTileUnits * 512;
+      if (at + 512 <= kCodeBytes || at + lane() * 16 < tile_bytes_)
+        copy(i, w_to_ + strip * tile_bytes_ + at, from + strip * w_step_ + at);
+    }
+  }
+  template <class Copy>
+  __device__ __forceinline__ void x_units(int stage, const Copy& copy) const {
+    const char* from = x_ + static_cast<int64_t>(stage * k_warps_) * kXRowBytes;
+#pragma unroll
+    for (int part = 0; part < S::kMaxKWarps; ++part) {
+      if (part == k_warps_) break;
+#pragma unroll
+      for (int pass = 0; pass < S::kPasses; ++pass) {
+        if (pass * S::kPassTokens < tokens_) {
+          copy(part * S::kPasses + pass, x_to_ + part * S::kXBytes + pass * S::kPassTokens * kXRowBytes,
+               from + pass * x_step_ + part * kXRowBytes);
+        }
       }
+    }
+  }
+
+  // Any stage, number by number in x.
+  __device__ __forceinline__ void copy_carefully(int stage, uint32_t to) const {
+    if (has_tile(stage)) {
+      weight_units(stage, [&](int, int at, const char* from) {
+        ptx::store_shared16(to + at, *reinterpret_cast<const uint4*>(from));
+      });
+    }
+#pragma unroll 1
+    for (int i = 0; i < S::kXUnits; ++i) {
+      const int part = i / S::kPasses, pass = i % S::kPasses, tile = stage * k_warps_ + part;
+      if (part >= k_warps_ || tile >= tiles_) break;
+      if (pass * S::kPassTokens >= tokens_) continue;
+      const auto* from =
+          reinterpret_cast<const uint16_t*>(x_ + static_cast<int64_t>(tile) * kXRowBytes + pass * x_step_);
+      const int left = k_ - column_ - tile * StripLayout::kCols;
+      uint16_t v[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) v[j] = j < left ? from[j] : uint16_t{0};
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        ptx::store_shared2(to + x_to_ + part * S::kXBytes + pass * S::kPassTokens * kXRowBytes + 2 * j, v[j]);
     }
   }
 
  private:
   __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   const char* x_;
-  const char* w_[S::kStripsEach];
-  int64_t x_step_;
-  int k_, tile_bytes_, first_k_, end_k_, k_warps_, part_;
-  int token_, column_, tokens_, x_to_, w_to_;
+  const char* w_;
+  int64_t x_step_, w_step_;
+  int k_, tile_bytes_, tiles_, k_warps_, whole_stages_, part_;
+  int tokens_;  // from this thread's first to the last of the block
+  int column_, x_to_, w_to_;
 };
 
 // ---- The product of a warp ----
@@ -137,11 +166,12 @@ struct Multiplier {
   int lane;
   float totals[S::kStripsEach][S::kColumns][4] = {};
 
-  // totals += a tile of each strip times x. x: shared address of the warp's tile of k.
+  // totals += a tile of each strip times x. x: shared address of the warp's tile of k. midway() is called
+  // with half of the products under way.
   //
   // Groups of 64 are taken as two of 32 with the same scale.
-  template <bool kHasSmallGroups>
-  __device__ __forceinline__ void add(const char* tiles, uint32_t x) {
+  template <bool kHasSmallGroups, class Midway>
+  __device__ __forceinline__ void add(const char* tiles, uint32_t x, const Midway& midway) {
     constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
     constexpr int kGroupSteps = kHasSmallGroups ? 2 : kSteps;
     const int row = lane / 4;
@@ -159,20 +189,17 @@ struct Multiplier {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int group = kHasSmallGroups ? step / 2 * w.groups / 4 : 0;
-      if (step % kGroupSteps == 0) {
-#pragma unroll
-        for (int s = 0; s < S::kStripsEach; ++s) {
-          offsets[s][0] = offsets[s][1] = Codes::offset(0);
-          if (is_integer(Format) && w.has_zeros) {
-            const char* zeros = tiles + s * w.tile_bytes + w.zero_offset() + group * 16 + row;
-            offsets[s][0] = Codes::offset(static_cast<int8_t>(zeros[0]));
-            offsets[s][1] = Codes::offset(static_cast<int8_t>(zeros[8]));
-          }
-        }
-      }
       uint32_t a[S::kStripsEach][4];
 #pragma unroll
       for (int s = 0; s < S::kStripsEach; ++s) {
+        if (step % kGroupSteps == 0) {
+          offsets[s][0] = offsets[s][1] = Codes::offset(0);
+          if (is_integer(Format) && w.has_zeros) {
+            const auto* zeros = reinterpret_cast<const int8_t*>(tiles + s * w.tile_bytes + w.zero_offset()) +
+                                group * 16 + row;
+            offsets[s][0] = Codes::offset(zeros[0]), offsets[s][1] = Codes::offset(zeros[8]);
+          }
+        }
         Codes::decode(reinterpret_cast<const uint32_t*>(vectors[s]) + step * Codes::kStepWords, offsets[s],
                       a[s]);
       }
@@ -191,6 +218,7 @@ struct Multiplier {
           }
         }
       }
+      if (step == kSteps / 2) midway();
       if (step % kGroupSteps != kGroupSteps - 1) continue;
 #pragma unroll
       for (int s = 0; s < S::kStripsEach; ++s) {
@@ -246,43 +274,45 @@ __device__ __forceinline__ void finish_parts(const Problem& p, float* staged, in
   linear::finish_unit(p, staged, row, unit * kUnit, v, up);
 }
 
-// From the totals of the warps in shared memory, [k warp][token][stride], to y, or to this split's part.
-struct BlockTotals {
-  const float* data;
-  int rows, stride, k_warps;
-};
+// From the totals of the warps in shared memory, [k warp][token][rows + 4], to y, or to this block's part,
+// [token][rows].
 template <class S>
-__device__ void finish_block(const Problem& p, float* staged, float* parts, const Share& share,
-                             const BlockTotals& totals) {
-  const int64_t first_row = share.token_block * S::kTokens, step = S::kTokens * totals.stride;
-  const int rows = parts ? kUnit : rows_of_unit(p), units = totals.rows / rows;
+__device__ void finish_block(const Problem& p, const Plan& plan, float* staged, float* part, const Tile& tile,
+                             const float* totals) {
+  const int64_t first_row = static_cast<int64_t>(tile.token_block) * S::kTokens;
+  const int stride = plan.rows + 4, step = S::kTokens * stride;
+  const int rows = part ? kUnit : rows_of_unit(p), units = plan.rows / rows;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < S::kTokens * units; i += kThreads) {
-    const int token = i / units;
-    const int64_t row = first_row + token, unit = share.row_block * units + i % units;
-    const float* part = totals.data + token * totals.stride + i % units * rows;
+    const int token = i / units, first = i % units * rows;
+    const int64_t row = first_row + token, unit = static_cast<int64_t>(tile.row_block) * units + i % units;
+    const float* from = totals + token * stride + first;
     if (row >= p.m) return;
-    if (!parts) {
-      if (unit * kUnit < p.n_out) finish_parts(p, staged, row, unit, part, totals.k_warps, step);
-    } else if (unit < p.strips.layout.strips * (StripLayout::kRows / kUnit)) {
+    if (part) {
       float v[kUnit];
-      add_parts(part, totals.k_warps, step, v);
-      const int64_t padded = p.strips.layout.strips * StripLayout::kRows;
-      auto* to = reinterpret_cast<float4*>(parts + (share.split * p.m + row) * padded + unit * kUnit);
+      add_parts(from, plan.k_warps, step, v);
+      auto* to = reinterpret_cast<float4*>(part + token * plan.rows + first);
       to[0] = {v[0], v[1], v[2], v[3]}, to[1] = {v[4], v[5], v[6], v[7]};
+    } else if (unit * kUnit < p.n_out) {
+      finish_parts(p, staged, row, unit, from, plan.k_warps, step);
     }
   }
 }
 
-// y from the parts of split k: a thread for 8 outputs.
-__global__ void __launch_bounds__(kThreads)
-    reduce(const __grid_constant__ Problem p, const float* parts, int splits, float* staged) {
-  const int64_t units = (p.n_out + kUnit - 1) / kUnit;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t row = index / units, unit = index % units;
-  if (row >= p.m) return;
-  const int64_t padded = p.strips.layout.strips * StripLayout::kRows;
-  finish_parts(p, staged, row, unit, parts + row * padded + unit * rows_of_unit(p), splits, p.m * padded);
+// y of the split tiles from their parts: a thread for 8 outputs.
+constexpr int kReduceThreads = 128;
+__global__ void __launch_bounds__(kReduceThreads)
+    reduce(const __grid_constant__ Problem p, const __grid_constant__ Plan plan, const float* parts,
+           float* staged) {
+  const int rows = rows_of_unit(p), units = plan.rows / rows;
+  const int i = static_cast<int>(blockIdx.y * kReduceThreads + threadIdx.x), token = i / units;
+  const Tile tile = tile_at(plan, static_cast<uint32_t>(plan.whole_tiles) + blockIdx.x);
+  const int64_t row = static_cast<int64_t>(tile.token_block) * plan.tokens + token;
+  const int64_t unit = static_cast<int64_t>(tile.row_block) * units + i % units;
+  if (token >= plan.tokens || row >= p.m || unit * kUnit >= p.n_out) return;
+  const int64_t part_numbers = static_cast<int64_t>(plan.tokens) * plan.rows;
+  const float* part = parts + blockIdx.x * part_numbers + token * plan.rows + i % units * rows;
+  finish_parts(p, staged, row, unit, part, plan.splits, plan.split_tiles() * part_numbers);
 }
 
 // ---- The kernel ----
@@ -295,26 +325,26 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
   const StripLayout& w = p.strips.layout;
   const Share share = share_of(plan, w);
   const Feed<S, Format> feed(p, plan, share);
-  const int warp = static_cast<int>(threadIdx.x / 32), row_warp = warp % plan.row_warps;
+  const int warp = static_cast<int>(threadIdx.x / 32);
   Multiplier<S, Format, T, typename Pipeline::template Product<T>> multiplier = {
       w, static_cast<int>(threadIdx.x % 32)};
   const int x_at = feed.part() * S::kXBytes;
-  const int tiles_at = plan.k_warps() * S::kXBytes + warp * S::kStripsEach * w.tile_bytes;
+  const int tiles_at = plan.k_warps * S::kXBytes + warp * S::kStripsEach * w.tile_bytes;
   const bool has_small_groups = w.groups > 1;
-  Pipeline::run(feed, plan, shared, [&](int stage, const char* at) {
-    if (!feed.has_tile(stage)) return;
+  Pipeline::run(feed, plan, shared, [&](int stage, const char* at, const auto& midway) {
     const uint32_t x = ptx::shared_address(at) + x_at;
-    if (has_small_groups) multiplier.template add<true>(at + tiles_at, x);
-    else multiplier.template add<false>(at + tiles_at, x);
+    if (!feed.has_tile(stage)) midway();
+    else if (has_small_groups) multiplier.template add<true>(at + tiles_at, x, midway);
+    else multiplier.template add<false>(at + tiles_at, x, midway);
   });
 
   auto* totals = reinterpret_cast<float*>(shared);  // the ring's memory, which all are done with
-  const int rows = plan.row_warps * S::kStripsEach * StripLayout::kRows, stride = rows + 4;
-  multiplier.store(
-      totals + feed.part() * S::kTokens * stride + row_warp * S::kStripsEach * StripLayout::kRows, stride);
+  const int stride = plan.rows + 4;
+  const int first_row = warp % plan.row_warps * S::kStripsEach * StripLayout::kRows;
+  multiplier.store(totals + feed.part() * S::kTokens * stride + first_row, stride);
   __syncthreads();
-  finish_block<S>(p, staged, plan.splits > 1 ? parts : nullptr, share,
-                  {totals, rows, stride, plan.k_warps()});
+  float* part = share.part < 0 ? nullptr : parts + share.part * (S::kTokens * plan.rows);
+  finish_block<S>(p, plan, staged, part, share.tile, totals);
 }
 
 template <class Pipeline, class S, qf_format Format, class T>
@@ -326,10 +356,11 @@ void launch_shape(const char* name, const Problem& p, float* staged, const Launc
                              static_cast<size_t>(plan.smem_bytes)};
   launch_kernel(name, kernel<Pipeline, S, Format, T>, shape, launch, p, plan, parts, staged);
   if (plan.splits == 1) return;
-  const int64_t threads = p.m * ceil_div(p.n_out, int64_t{kUnit});
-  const LaunchShape second = {dim3(static_cast<unsigned>(ceil_div(threads, int64_t{kThreads}))),
-                              dim3(kThreads)};
-  launch_kernel(name, reduce, second, launch, p, parts, plan.splits, staged);
+  const int units = plan.tokens * plan.rows / (p.weight.is_gated ? 2 * kUnit : kUnit);
+  const LaunchShape second = {
+      dim3(static_cast<unsigned>(plan.split_tiles()), static_cast<unsigned>(ceil_div(units, kReduceThreads))),
+      dim3(kReduceThreads)};
+  launch_kernel(name, reduce, second, launch, p, plan, parts, staged);
 }
 
 }  // namespace

@@ -31,28 +31,25 @@ struct Pipeline {
     const uint32_t to = ptx::shared_address(shared);
     const int count = feed.stages();
     uint4 x[Feed::kXUnits], weight[Feed::kWeightUnits];
-    const auto is_whole = [&](int bytes) { return plan.has_aligned_x && bytes == 16; };
     const auto load = [&](int stage) {
+      if (!feed.is_whole(stage)) return;
       feed.weight_units(
           stage, [&](int i, int, const char* from) { weight[i] = *reinterpret_cast<const uint4*>(from); });
-      feed.x_units(stage, [&](int i, int, const char* from, int bytes) {
-        if (is_whole(bytes)) x[i] = *reinterpret_cast<const uint4*>(from);
-      });
+      feed.x_units(stage,
+                   [&](int i, int, const char* from) { x[i] = *reinterpret_cast<const uint4*>(from); });
     };
     const auto store = [&](int stage) {
+      if (!feed.is_whole(stage)) return feed.copy_carefully(stage, to);
       feed.weight_units(stage, [&](int i, int at, const char*) { ptx::store_shared16(to + at, weight[i]); });
-      feed.x_units(stage, [&](int i, int at, const char* from, int bytes) {
-        if (is_whole(bytes)) ptx::store_shared16(to + at, x[i]);
-        else copy_numbers(to + at, from, bytes);
-      });
+      feed.x_units(stage, [&](int i, int at, const char*) { ptx::store_shared16(to + at, x[i]); });
     };
     load(0);
 #pragma unroll 1
     for (int stage = 0; stage < count; ++stage) {
       store(stage);
       __syncthreads();
-      if (stage + 1 < count) load(stage + 1);
-      use(stage, shared);
+      load(stage + 1);
+      use(stage, shared, [] {});
       __syncthreads();
     }
   }
@@ -70,7 +67,7 @@ Verdict accepts(const Problem& p) {
 
 size_t workspace_bytes(const Problem& p) {
   return with_shape(p, [&](auto shape) {
-    return static_cast<size_t>(workspace_bytes_of(p, make_plan<decltype(shape)>(p, Pipeline::limits(p))));
+    return workspace_bytes_of(p, make_plan<decltype(shape)>(p, Pipeline::limits(p)));
   });
 }
 

@@ -22,42 +22,45 @@ struct Pipeline {
 
   // An A100's shared memory is the most: the other GPUs then run what it does.
   static Limits limits(const Problem& p) {
-    return {std::min<int64_t>(gpu_max_smem_bytes(p.device.id), 163 * 1024), 2, 4};
+    return {std::min<int64_t>(gpu_max_smem_bytes(p.device.id), 163 * 1024), 3, 4};
   }
 
-  // Until stage i of `stages - 1 + i` begun ones is there.
-  __device__ static void wait_for_stage(int stages) {
-    if (stages == 4) ptx::wait_copy_groups<2>();
-    else if (stages == 3) ptx::wait_copy_groups<1>();
-    else ptx::wait_copy_groups<0>();
-  }
-
+  // In the middle of a stage's products the block meets, and copies are begun while they go on: the next
+  // stage is there, and everyone is done with the one before, whose place the one after the ring takes.
   template <class Feed, class Use>
   __device__ __forceinline__ static void run(const Feed& feed, const Plan& plan, const char* shared,
                                              const Use& use) {
     const uint32_t ring = ptx::shared_address(shared);
     const int count = feed.stages();
-    const auto fetch = [&](int stage, int slot) {
-      const uint32_t to = ring + slot * plan.stage_bytes;
-      if (stage < count) {
-        feed.weight_units(stage,
-                          [&](int, int at, const char* from) { ptx::copy16_async(to + at, from, 16); });
-        feed.x_units(stage, [&](int, int at, const char* from, int bytes) {
-          if (plan.has_aligned_x) ptx::copy16_async(to + at, from, bytes);
-          else copy_numbers(to + at, from, bytes);
-        });
+    int fetched = 0, free_slot = 0, slot = 0;
+    const auto fetch_next = [&] {
+      const uint32_t to = ring + free_slot * plan.stage_bytes;
+      if (feed.is_whole(fetched)) {
+        const auto copy = [&](int, int at, const char* from) { ptx::copy16_async(to + at, from, 16); };
+        feed.weight_units(fetched, copy);
+        feed.x_units(fetched, copy);
+      } else if (fetched < count) {
+        feed.copy_carefully(fetched, to);
       }
       ptx::end_copy_group();
+      ++fetched;
+      if (++free_slot == plan.stages) free_slot = 0;
     };
-    for (int i = 0; i < plan.stages - 1; ++i) fetch(i, i);
-    int slot = 0, free_slot = plan.stages - 1;
+    // All that has been begun is there, but for the last stage of a ring of 4.
+    const auto meet = [&] {
+      if (plan.stages == 4) ptx::wait_copy_groups<1>();
+      else ptx::wait_copy_groups<0>();
+      __syncthreads();
+    };
+#pragma unroll 1
+    while (fetched < plan.stages - 1) fetch_next();
+    meet();
 #pragma unroll 1
     for (int stage = 0; stage < count; ++stage) {
-      wait_for_stage(plan.stages);
-      __syncthreads();  // for everyone's copies, and everyone is done with the stage before
-      fetch(stage + plan.stages - 1, free_slot);
-      use(stage, shared + slot * plan.stage_bytes);
-      free_slot = slot;
+      use(stage, shared + slot * plan.stage_bytes, [&] {
+        meet();
+        fetch_next();
+      });
       if (++slot == plan.stages) slot = 0;
     }
     __syncthreads();
@@ -80,7 +83,7 @@ Verdict accepts(const Problem& p) {
 
 size_t workspace_bytes(const Problem& p) {
   return with_shape(p, [&](auto shape) {
-    return static_cast<size_t>(workspace_bytes_of(p, make_plan<decltype(shape)>(p, Pipeline::limits(p))));
+    return workspace_bytes_of(p, make_plan<decltype(shape)>(p, Pipeline::limits(p)));
   });
 }
 
