@@ -139,35 +139,48 @@ TEST(Selection, OnCuda) {
   }
 }
 
-// A weight that is packed and an x that is as it came: streamed where the GPU can.
+// A weight that is packed and an x that is as it came: streamed where the GPU can, else by the newest tensor
+// cores that it has.
 TEST(Selection, OfLinearOnCuda) {
   if (!has_cuda_device()) GTEST_SKIP() << "there is no CUDA device here";
   const std::vector<KernelRow> kernels = list_kernels();
-  const bool can_stream = std::any_of(kernels.begin(), kernels.end(), [](const KernelRow& row) {
-    return row.kernel == "linear_stream_sm90" && row.is_available;
-  });
-  const auto expect_chosen = [&](const LinearSpec& spec, const std::string& kernel) {
+  const auto first_available = [&](const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      if (std::any_of(kernels.begin(), kernels.end(),
+                      [&](const KernelRow& row) { return row.kernel == name && row.is_available; })) {
+        return name;
+      }
+    }
+    return std::string();
+  };
+  const auto expect_chosen = [&](const LinearSpec& spec, const std::vector<std::string>& kernels) {
     const CasePtr c = make_case(spec);
     c->make({QF_CUDA, 0}, 1, 1);
-    EXPECT_EQ(verdicts_on(*c).chosen, kernel) << c->name;
+    EXPECT_EQ(verdicts_on(*c).chosen, first_available(kernels)) << c->name;
   };
   LinearSpec s;
-  s.m = 1, s.n = 64, s.k = 256;
-  expect_chosen(s, can_stream ? "linear_stream_sm90" : "linear_rows_sm75");
+  s.m = 1, s.n = 64, s.k = 256, s.dtype = kF16;
+  expect_chosen(s, {"linear_stream_sm90", "linear_mma_sm80", "linear_mma_sm75"});
   s.weight.has_g_idx = true;  // which has no packed form
-  expect_chosen(s, "linear_rows_sm75");
+  expect_chosen(s, {"linear_rows_sm75"});
   s.weight = {QF_INT8, {1, 0}}, s.m = 2;
-  expect_chosen(s, can_stream ? "linear_stream_sm90" : "linear_rows_sm75");
-  s.m = 3;
-  expect_chosen(s, can_stream ? "linear_batch_sm90" : "linear_rows_sm75");
-  s.m = 16;
-  expect_chosen(s, can_stream ? "linear_batch_sm90" : "linear_tiles_sm75");
+  expect_chosen(s, {"linear_stream_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  for (const int64_t m : {3, 16}) {
+    s.m = m;
+    expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  }
   s.m = 17;
-  expect_chosen(s, can_stream ? "linear_wgmma_sm90" : "linear_tiles_sm75");
-  s.weight = {QF_FP8_E4M3, {128, 128}}, s.m = 1;
-  expect_chosen(s, can_stream ? "linear_batch_sm90" : "linear_rows_sm75");
-  s.dtype = kF32;
-  expect_chosen(s, "linear_rows_sm75");
+  expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  s.row_padding = 1;  // rows of x at other than multiples of 16 bytes
+  expect_chosen(s, {"linear_mma_sm80", "linear_mma_sm75"});
+  s.weight = {QF_FP8_E4M3, {128, 128}}, s.m = 1, s.row_padding = 0;
+  expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  s.dtype = kBf16;
+  expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_rows_sm75"});
+  s.m = 17;
+  expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_tiles_sm75"});
+  s.dtype = kF32, s.m = 1;
+  expect_chosen(s, {"linear_rows_sm75"});
 }
 
 // Questions need no data: what explain() says of shapes alone is what it says of the tensors.

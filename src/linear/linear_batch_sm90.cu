@@ -183,7 +183,7 @@ __device__ void fetch_x(const Params& p, const Share& share, uint32_t to, int ti
   const Matrix& x = p.problem.x;
   const int piece = lane % 16;
   for (int tile = warp; tile < share.tiles; tile += S::kWarps) {
-    if (tile - warp == S::kUnitTiles) ptx::commit_copies();
+    if (tile - warp == S::kUnitTiles) ptx::end_copy_group();
     const int column = (share.first_tile + tile) * StripLayout::kCols + piece * 8;
     const int valid = min(max(static_cast<int>(x.cols) - column, 0), 8);
 #pragma unroll 4
@@ -200,8 +200,8 @@ __device__ void fetch_x(const Params& p, const Share& share, uint32_t to, int ti
       }
     }
   }
-  ptx::commit_copies();
-  if (share.tiles - warp > S::kUnitTiles) ptx::wait_copies_but<1>();
+  ptx::end_copy_group();
+  if (share.tiles - warp > S::kUnitTiles) ptx::wait_copy_groups<1>();
   else ptx::wait_copies();
   __syncwarp();
 }
@@ -241,25 +241,26 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 8][4], const Wei
 #pragma unroll
   for (int j = 0; j < kGroups; ++j) {
     float sums[2][4] = {};  // two chains of products: the two blocks of 8 tokens, or even and odd steps
-    uint4 v;
+    uint32_t b[4];
 #pragma unroll
     for (int s = j * kGroupSteps; s < (j + 1) * kGroupSteps; ++s) {
       uint32_t a[4];
       w.decode(s, a);
       if constexpr (kBlocks == 1) {  // two steps at a time
-        if (s % 2 == 0) v = ptx::load_matrices(x ^ (s << 5));
-        ptx::mma_m16n8k16<T>(sums[s % 2], a, s % 2 ? v.z : v.x, s % 2 ? v.w : v.y);
+        if (s % 2 == 0) ptx::load_matrices(b, x ^ (s << 5));
+        ptx::mma_m16n8k16<T>(sums[s % 2], a, b[s % 2 * 2], b[s % 2 * 2 + 1], sums[s % 2]);
       } else {
-        v = ptx::load_matrices(x ^ (s << 5));
-        ptx::mma_m16n8k16<T>(sums[0], a, v.x, v.y);
-        ptx::mma_m16n8k16<T>(sums[1], a, v.z, v.w);
+        ptx::load_matrices(b, x ^ (s << 5));
+        ptx::mma_m16n8k16<T>(sums[0], a, b[0], b[1], sums[0]);
+        ptx::mma_m16n8k16<T>(sums[1], a, b[2], b[3], sums[1]);
       }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (kBlocks == 1) sums[0][i] += sums[1][i];
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) acc[b][i] = fmaf(sums[b][i], w.scales[j][i / 2], acc[b][i]);
+      for (int block = 0; block < kBlocks; ++block)
+        acc[block][i] = fmaf(sums[block][i], w.scales[j][i / 2], acc[block][i]);
     }
   }
 }

@@ -8,11 +8,9 @@
 
 #include <cstdint>
 
-namespace quantfuse::ptx {
+#include "cuda/ptx/shared_memory.h"
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
+namespace quantfuse::ptx {
 
 // ---- Barriers ----
 

@@ -8,6 +8,10 @@
 
 namespace quantfuse::ptx {
 
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
 // ---- Loads and stores ----
 
 __device__ __forceinline__ uint4 load_shared16(uint32_t from) {
@@ -38,8 +42,15 @@ __device__ __forceinline__ int load_shared_s8(uint32_t from) {
   asm volatile("ld.shared.s8 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
   return v;
 }
+__device__ __forceinline__ void store_shared2(uint32_t to, uint16_t v) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(v) : "memory");
+}
 __device__ __forceinline__ void store_shared4(uint32_t to, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_shared16(uint32_t to, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 __device__ __forceinline__ void store_shared_float(uint32_t to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
@@ -51,15 +62,15 @@ __device__ __forceinline__ void store_shared_float(uint32_t to, float v) {
 __device__ __forceinline__ void copy16_async(uint32_t to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-// What this thread has begun to copy since the last time is a group.
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all groups but the last kGroups are there.
-template <int kGroups>
-__device__ __forceinline__ void wait_copies_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
-}
 // Until all that this thread has begun to copy is there.
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Copies begun since the last of these are one group.
+__device__ __forceinline__ void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all of this thread's groups but the last kPending are there.
+template <int kPending>
+__device__ __forceinline__ void wait_copy_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 // ---- Numbered barriers; `threads` of those that wait and those that only arrive ----
 
