@@ -78,7 +78,12 @@ typedef enum qf_format QF_ENUM_TYPE {
   QF_INT4 = 2,     /* -8..7, two's complement nibbles */
   QF_FP8_E4M3 = 3, /* the "fn" variant: no infinity, largest 448 */
   QF_FP8_E5M2 = 4, /* largest finite 57344 */
-  QF_FP4_E2M1 = 5  /* 0 .5 1 1.5 2 3 4 6 and their negatives */
+  QF_FP4_E2M1 = 5, /* 0 .5 1 1.5 2 3 4 6 and their negatives */
+  /* 4-bit codes of a table of 16 numbers, for weights and dequantize. Their scales are any finite numbers. */
+  QF_NF4 = 6, /* bitsandbytes' and QLoRA's: quantiles of the normal distribution in -1..1 */
+  QF_FP4_BNB =
+      7,        /* bitsandbytes' FP4, which is not E2M1: 0 1/192 2/3 1 1/3 1/2 1/6 1/4 and their negatives */
+  QF_IQ4_NL = 8 /* GGUF's IQ4_NL and IQ4_XS: integers in -127..113 */
 } qf_format;
 
 /* The rectangle of numbers that shares one scale, 0 meaning the whole dimension. For a matrix [rows, cols]:
@@ -167,16 +172,17 @@ QF_API qf_status qf_quantize_workspace(const qf_quantize_args* args, const qf_ca
 QF_API size_t qf_quantize_explain(const qf_quantize_args* args, const qf_call* call, char* json,
                                   size_t capacity);
 
-/* x[r,c] = (q[r,c] - zero) * scale */
+/* x[r,c] = (q[r,c] - zero) * scale + offset, in float32, rounded after every step */
 typedef struct qf_dequantize_args {
   const qf_tensor* q; /* in  [rows, cols], or [rows, ceil(cols/2)] for 4-bit codes */
   qf_format format;
   qf_block block;
-  const qf_tensor* scale; /* in  f32 or e8m0 */
-  const qf_tensor* zero;  /* in  i8 or f32, shape of scale; optional */
-  const qf_tensor* g_idx; /* in  [cols] i32: the scale's column of each column, in place of c / block.cols;
+  const qf_tensor* scale;  /* in  f32 or e8m0 */
+  const qf_tensor* zero;   /* in  i8 or f32, shape of scale; optional */
+  const qf_tensor* g_idx;  /* in  [cols] i32: the scale's column of each column, in place of c / block.cols;
                              optional */
-  const qf_tensor* x;     /* out [rows, cols] f32|f16|bf16, rows contiguous */
+  const qf_tensor* x;      /* out [rows, cols] f32|f16|bf16, rows contiguous */
+  const qf_tensor* offset; /* in  f32, shape of scale; optional, integer formats */
 } qf_dequantize_args;
 
 QF_API qf_status qf_dequantize(const qf_dequantize_args* args, const qf_call* call);
@@ -218,8 +224,8 @@ QF_API size_t qf_scaled_mm_explain(const qf_scaled_mm_args* args, const qf_call*
 
 /* ---- Linear layers ------------------------------------------------------------------------------------- */
 
-/* A quantized weight matrix w[n,k] = (codes - zero) * scale.
- * Canonical: codes, scale, zero, g_idx: what checkpoints hold. Packed: the bytes that the fast kernels of one
+/* A quantized weight matrix w[n,k] = (codes - zero) * scale + offset.
+ * Canonical: codes, scale, zero, offset, g_idx: what checkpoints hold. Packed: the bytes that the fast kernels of one
  * backend read, made once by qf_weight_pack; the canonical tensors may be freed then (keep format, n, k,
  * block, is_gated). */
 typedef struct qf_weight {
@@ -234,6 +240,7 @@ typedef struct qf_weight {
   int32_t is_gated;        /* 1: rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) *
                               up */
   const qf_tensor* packed; /* u8 [bytes], 64-byte aligned, from qf_weight_pack; optional */
+  const qf_tensor* offset; /* f32, shape of scale: what GGUF calls a minimum; optional, integer formats */
 } qf_weight;
 
 /* Bytes of the packed form for `device`, and the packing itself (into weight->packed, on the codes'

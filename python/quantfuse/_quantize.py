@@ -146,19 +146,22 @@ def dequantize_tensor(
     *,
     block: tuple[int, int] | None = None,
     zero: Tensor | None = None,
+    offset: Tensor | None = None,
     g_idx: Tensor | None = None,
     cols: int | None = None,
     out_dtype: DTypeLike = "float32",
     out: Tensor | None = None,
 ) -> Tensor:
-    """``x = (codes - zero) * scale``.
+    """``x = (codes - zero) * scale + offset``, in float32, rounded after every step.
 
     Args:
         codes: ``[..., cols]``, or ``[..., ceil(cols / 2)]`` for 4-bit formats.
         scale: float32, or E8M0 (uint8 or float8_e8m0fnu), shaped by ``block`` as in :func:`quantize_tensor`.
-        format: as in :func:`quantize_tensor`; needed unless the type of ``codes`` tells it.
+        format: as in :func:`quantize_tensor`, or ``nf4``, ``fp4_bnb``, ``iq4_nl``; needed unless the type of
+            ``codes`` tells it.
         block: as in :func:`quantize_tensor`.
         zero: int8 or float32, shape of ``scale``.
+        offset: float32, shape of ``scale``; integer formats.
         g_idx: ``[cols]`` int32, the column of ``scale`` for each column, in place of ``c // block[1]``.
         cols: of the result; needed only for 4-bit codes of odd rows.
         out_dtype: float32, float16 or bfloat16.
@@ -188,6 +191,7 @@ def dequantize_tensor(
         *block,
         argument_like(scale, "scale", family, "codes"),
         argument_like(zero, "zero", family, "codes"),
+        argument_like(offset, "offset", family, "codes"),
         argument_like(g_idx, "g_idx", family, "codes"),
         family.output(family.rows(out, "out"), "out"),
     )

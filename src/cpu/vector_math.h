@@ -142,9 +142,6 @@ QF_INLINE typename S::F decode_fp8(typename S::I code) {
   return S::select(S::equal(magnitude, S::set1(0x7f)), nan, value);
 }
 
-inline constexpr float kE2m1Values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
-                                          -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-
 // decode_at of formats/codes.h on vectors: one code per lane, INT8 sign-extended, of the 4-bit formats the
 // low 4 bits.
 template <class S, qf_format Format>
@@ -154,7 +151,7 @@ QF_INLINE typename S::F decode_vector(typename S::I code) {
     return S::to_float(S::sub(S::xor_(S::and_(code, S::set1(15)), S::set1(8)), S::set1(8)));
   }
   if constexpr (is_fp8(Format)) return decode_fp8<S, Format>(code);
-  if constexpr (Format == QF_FP4_E2M1) return S::lookup(S::table16(kE2m1Values), code);
+  if constexpr (Format == QF_FP4_E2M1) return S::lookup(S::table16(kValuesOf<QF_FP4_E2M1>.values), code);
 }
 
 }  // namespace quantfuse
