@@ -466,10 +466,10 @@ TEST(Values, OfCodebooks) {
     call.args.zero = nullptr;
     expect_bad(call, "offset");
     call.args.offset = nullptr;
-    call.operand("scale").at<float>(1) = -2.0f, call.operand("scale").at<float>(2) = 0.0f;
-    EXPECT_EQ(call.run(), QF_OK) << qf_last_error();
     call.operand("scale").at<float>(1) = INFINITY;
     expect_bad(call, "scale");
+    call.operand("scale").at<float>(1) = -2.0f, call.operand("scale").at<float>(2) = 0.0f;
+    EXPECT_EQ(call.run(), QF_OK) << qf_last_error();
   }
 }
 

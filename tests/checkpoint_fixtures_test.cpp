@@ -113,7 +113,10 @@ TEST_P(Fixture, CanonicalPartsAreTheTools) {
 TEST_P(Fixture, CanonicalFormIsTheLibrarys) {
   for (const auto& layer : import.layers) {
     auto w = layer->canonical();
-    ASSERT_TRUE(w) << layer->info().name;
+    if (!w) {  // a block of bitsandbytes may have parts of two rows; all the rest must have one
+      EXPECT_NE(layer->info().shape.back() % layer->info().block.cols, 0) << layer->info().name;
+      continue;
+    }
     make_scales_positive(*w);
     const auto tensor = [](const void* data, qf_dtype dtype, std::vector<int64_t>& shape) {
       return qf_tensor{const_cast<void*>(data),

@@ -79,7 +79,8 @@ typedef enum qf_format QF_ENUM_TYPE {
   QF_FP8_E4M3 = 3, /* the "fn" variant: no infinity, largest 448 */
   QF_FP8_E5M2 = 4, /* largest finite 57344 */
   QF_FP4_E2M1 = 5, /* 0 .5 1 1.5 2 3 4 6 and their negatives */
-  /* 4-bit codes of a table of 16 numbers, for weights and dequantize. Their scales are any finite numbers. */
+  /* 4-bit codes of a table of 16 numbers, for weights and dequantize; quantize makes NF4 alone. The scales
+   * of given codes are any finite numbers. */
   QF_NF4 = 6, /* bitsandbytes' and QLoRA's: quantiles of the normal distribution in -1..1 */
   QF_FP4_BNB =
       7,        /* bitsandbytes' FP4, which is not E2M1: 0 1/192 2/3 1 1/3 1/2 1/6 1/4 and their negatives */
@@ -149,10 +150,10 @@ typedef enum qf_scale_mode QF_ENUM_TYPE {
 } qf_scale_mode;
 
 /* q[r,c] = saturate(round_to_nearest_even(x[r,c] * (1 / scale)) + zero), all in float32.
- * qmax: INT8 127, INT4 7, E4M3 448, E5M2 57344, E2M1 6. Symmetric unless `zero` is given; then the range is
+ * qmax: INT8 127, INT4 7, E4M3 448, E5M2 57344, E2M1 6, NF4 1. Symmetric unless `zero` is given: the range is
  * [min(x,0), max(x,0)] over all codes. An E8M0 scale is 2^(floor(log2(max|x|)) - emax), as OCP microscaling
- * has it. NaN becomes code 0 in INT8, INT4 and E2M1 and NaN (0x7f) in FP8; infinities saturate; a dynamic
- * float32 scale is never below 2^-126. */
+ * has it. NaN becomes the code of 0, in FP8 NaN (0x7f); infinities saturate; a dynamic float32 scale is
+ * never below 2^-126. */
 typedef struct qf_quantize_args {
   const qf_tensor* x; /* in  [rows, cols] f32|f16|bf16, rows contiguous */
   qf_format format;
@@ -225,9 +226,9 @@ QF_API size_t qf_scaled_mm_explain(const qf_scaled_mm_args* args, const qf_call*
 /* ---- Linear layers ------------------------------------------------------------------------------------- */
 
 /* A quantized weight matrix w[n,k] = (codes - zero) * scale + offset.
- * Canonical: codes, scale, zero, offset, g_idx: what checkpoints hold. Packed: the bytes that the fast kernels of one
- * backend read, made once by qf_weight_pack; the canonical tensors may be freed then (keep format, n, k,
- * block, is_gated). */
+ * Canonical: codes, scale, zero, offset, g_idx: what checkpoints hold. Packed: the bytes that the fast
+ * kernels of one backend read, made once by qf_weight_pack; the canonical tensors may be freed then (keep
+ * format, n, k, block, is_gated). */
 typedef struct qf_weight {
   qf_format format;
   int64_t n;

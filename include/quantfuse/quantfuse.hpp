@@ -684,7 +684,7 @@ class QuantizedWeight {
     result.n_ = w.size(0), result.k_ = w.size(1);
     result.block_ = block;
     result.options_ = options;
-    const bool is_4bit = format == Format::int4 || format == Format::fp4_e2m1;
+    const bool is_4bit = format == Format::int4 || format == Format::fp4_e2m1 || format == Format::nf4;
     result.code_cols_ = is_4bit ? (result.k_ + 1) / 2 : result.k_;
     result.codes_.resize(static_cast<size_t>(result.n_ * result.code_cols_));
     const int64_t rows = block.rows > 0 ? block.rows : result.n_,

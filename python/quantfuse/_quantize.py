@@ -66,8 +66,8 @@ def quantize_tensor(
 
     Args:
         x: ``[..., cols]`` float32, float16 or bfloat16, seen as a matrix ``[rows, cols]``.
-        format: ``int8``, ``int4``, ``fp8_e4m3``, ``fp8_e5m2``, ``fp4_e2m1``; or ``mxfp8``, ``mxfp4``, which
-            are ``fp8_e4m3``, ``fp4_e2m1`` with E8M0 scales and blocks of ``(1, 32)``.
+        format: ``int8``, ``int4``, ``fp8_e4m3``, ``fp8_e5m2``, ``fp4_e2m1``, ``nf4``; or ``mxfp8``,
+            ``mxfp4``, which are ``fp8_e4m3``, ``fp4_e2m1`` with E8M0 scales and blocks of ``(1, 32)``.
         block: the rectangle that shares a scale, 0 being the whole dimension: ``(0, 0)`` the tensor (the
             default), ``(1, 0)`` a row, ``(0, 1)`` a column, ``(1, g)`` a group, ``(128, 128)`` a 2-D block.
             The last one of a row or column may be short.

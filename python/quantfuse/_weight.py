@@ -30,7 +30,7 @@ from ._tensors import (
 
 _FILE_FORMAT = "quantfuse.weight.1"
 _STORED_CODES = {"int8": "I8", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2", "mxfp8": "F8_E4M3"}  # others U8
-_DEFAULT_GROUP = {"int4": 128, "fp4_e2m1": 128, "mxfp4": 32, "mxfp8": 32}
+_DEFAULT_GROUP = {"int4": 128, "fp4_e2m1": 128, "nf4": 64, "mxfp4": 32, "mxfp8": 32}
 _PACKED_ALIGNMENT = 64
 
 
@@ -126,9 +126,10 @@ class QuantizedWeight:
         """Quantizes ``w`` ``[n, k]``, float32, float16 or bfloat16, by rounding to nearest.
 
         Args:
-            scheme: the format.
+            scheme: the format; of the tables only ``nf4``.
             group: columns that share a scale; 0 gives one scale per output channel (row), a pair a 2-D block.
-                By default 128 for ``int4`` and ``fp4_e2m1``, 32 for ``mxfp4`` and ``mxfp8`` (always), else 0.
+                By default 128 for ``int4`` and ``fp4_e2m1``, 64 for ``nf4``, 32 for ``mxfp4`` and ``mxfp8``
+                (always), else 0.
             symmetric: False gives integer formats zero points.
             mse: search the scales that make the squared error least.
             gated: the weight is ``[gate; up]``.

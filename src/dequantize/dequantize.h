@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// x[r,c] = (q[r,c] - zero[R,C]) * scale[R,C] + offset[R,C],   R = r / block.rows, C = c / block.cols or g_idx[c]
+// x[r,c] = (q[r,c] - zero[R,C]) * scale[R,C] + offset[R,C],   R = r / block.rows, C = c / block.cols or g_idx
 //
-// In float32: the difference is rounded (integer zero points: exact), then the product, then the sum, then the
+// In float32: the difference is rounded (integer zero points: exact), then the product, the sum, and the
 // result to x's type.
 #pragma once
 

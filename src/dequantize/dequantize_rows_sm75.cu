@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// x[r,c] = (q[r,c] - zero[R,C]) * scale[R,C] + offset[R,C]                                any format, block and g_idx
+// x[r,c] = (q[r,c] - zero[R,C]) * scale[R,C] + offset[R,C]                  any format, block and g_idx
 //
 // A thread takes 8 consecutive columns of a row, whose codes are 4 or 8 bytes and whose numbers are one
 // vector of 16 bytes, or two:

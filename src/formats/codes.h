@@ -39,9 +39,9 @@ constexpr Values16 values_of(qf_format f) {
     case QF_INT4: return {{0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1}};
     case QF_FP4_E2M1: return {{0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6}};
     case QF_NF4:
-      return {{-1.0f, -0.69619280f, -0.52507305f, -0.39491749f, -0.28444138f, -0.18477343f, -0.09105004f,
-               0.0f, 0.07958030f, 0.16093020f, 0.24611230f, 0.33791524f, 0.44070983f, 0.56261700f,
-               0.72295684f, 1.0f}};
+      return {{-1.0f, -0.696192801f, -0.525073051f, -0.394917488f, -0.284441382f, -0.184773430f,
+               -0.0910500363f, 0.0f, 0.0795802996f, 0.160930201f, 0.246112302f, 0.337915242f, 0.440709829f,
+               0.562617004f, 0.722956836f, 1.0f}};
     case QF_FP4_BNB:
       return {{0, 0.0052083333f, 2.0f / 3, 1, 1.0f / 3, 0.5f, 1.0f / 6, 0.25f,  //
                0, -0.0052083333f, -2.0f / 3, -1, -1.0f / 3, -0.5f, -1.0f / 6, -0.25f}};
@@ -85,6 +85,13 @@ QF_HD float decode_at(qf_format f, const void* row, int64_t i) {
   }
 }
 
+// Where the codes of NF4, whose numbers are in order, meet: a number above midpoint i has code i + 1 or more.
+constexpr float nf4_midpoint(int i) {
+  constexpr Values16 kTable = values_of(QF_NF4);
+  return 0.5f * (kTable.values[i] + kTable.values[i + 1]);
+}
+inline constexpr uint8_t kNf4Zero = 7;  // the code of 0
+
 // The code nearest to v (v is already divided by the scale; `zero` is 0 in the floating formats), as the low
 // bits.
 QF_HD uint8_t encode_value(qf_format f, float v, int zero) {
@@ -101,6 +108,11 @@ QF_HD uint8_t encode_value(qf_format f, float v, int zero) {
     case QF_FP8_E4M3: return E4m3::encode(v);
     case QF_FP8_E5M2: return E5m2::encode(v);
     case QF_FP4_E2M1: return E2m1::encode(v);
+    case QF_NF4: {
+      int code = is_nan(v) ? kNf4Zero : 0;
+      for (int i = 0; i < 15; ++i) code += v > nf4_midpoint(i);  // never true for NaN
+      return static_cast<uint8_t>(code);
+    }
     default: return 0;
   }
 }

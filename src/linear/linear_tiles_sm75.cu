@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )          any number of tokens, weight and x
+// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )   any number of tokens, weight, x
 //
 // Tiles of cuda/fma_tile.h from the canonical weight, float32 throughout: the path for what no tensor-core
 // kernel takes.

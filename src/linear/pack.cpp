@@ -109,8 +109,8 @@ void pack_panel_codes(const Weight& w, const PackedHeader& h, const ColumnOrder&
   }
 }
 
-// Scale and zero point of a group. An offset becomes part of the zero point, (q - z) s + o = (q - (z - o / s))
-// s, at the price of one rounding of it. A scale below 2^-64 of the offset is raised to that, which changes no
+// Scale and zero point of a group. An offset becomes part of the zero point, for one rounding of it:
+// (q - z) s + o = (q - (z - o / s)) s. A scale below 2^-64 of the offset is raised to that, which changes no
 // sum (its codes are worth less than 2^-56 of the offset) and keeps the quotient finite.
 struct ScaleAndZero {
   float scale, zero;

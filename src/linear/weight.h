@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A quantized weight w[n,k] = (codes[n,k] - zero[n,k]) * scale[n,k] + offset[n,k], checked. Canonical tensors,
-// packed bytes, or both.
+// A quantized weight w[n,k] = (codes[n,k] - zero[n,k]) * scale[n,k] + offset[n,k], checked. Canonical,
+// packed, or both.
 #pragma once
 
 #include "core/expect.h"
@@ -54,8 +54,8 @@ struct Weight {
 Weight parse_weight(Arguments& arg, const qf_weight& w);
 
 // What parse_weight cannot afford on every call, because it reads whole tensors: scales finite and
-// positive (of a codebook: finite), zeros and offsets finite, g_idx within the groups. Done by pack() and by the kernels that read the canonical form. CPU
-// memory only.
+// positive (of a codebook: finite), zeros and offsets finite, g_idx within the groups. Done by pack() and by
+// the kernels that read the canonical form. CPU memory only.
 void check_weight_values(const Arguments& arg, const Weight& w);
 
 }  // namespace quantfuse

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dx[m,k] = sum_n dy[m,n] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g])                      any number of tokens and weight
+// dx[m,k] = sum_n dy[m,n] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g])             any number of tokens and weight
 //
 // Tiles of cuda/fma_tile.h from the canonical weight, float32 throughout. Columns of a tile run along k, as
 // the codes of a row do.

@@ -80,6 +80,25 @@ def test_save_and_load(format, rng, tmp_path):
     np.testing.assert_array_equal(loaded.dequantize(), numbers)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_quantizing_to_nf4_takes_the_nearest_number(dtype, rng):
+    w = rng.standard_normal((9, 200)).astype(dtype)
+    w[3, 64:128] = 0
+    weight = qf.QuantizedWeight.from_float(w, "nf4")
+    assert weight.block == (1, 64)
+    groups = np.arange(200) // 64
+    largest = np.stack([np.abs(w[:, groups == g]).max(1) for g in range(4)], 1).astype(np.float32)
+    np.testing.assert_array_equal(weight.scales[largest > 0], largest[largest > 0])
+    table, got = np.float32(TABLES["nf4"]), weight.dequantize()
+    nearest = np.abs(w[..., None] / weight.scales[:, groups, None] - table).min(-1)
+    np.testing.assert_allclose(np.abs(got - w) / weight.scales[:, groups], nearest, atol=1e-6)
+    assert (got[3, 64:128] == 0).all()
+    nan = np.float32([[np.nan, np.inf, -np.inf, 1.0]])
+    assert qf.quantize_tensor(nan, "nf4", scale=np.ones(1, np.float32)).codes.tolist() == [[0xF7, 0xF0]]
+    with pytest.raises(ValueError, match="format is iq4_nl"):
+        qf.QuantizedWeight.from_float(w, "iq4_nl", group=32)
+
+
 def test_what_does_not_fit_is_refused(rng):
     codes, scales = np.zeros((4, 8), np.uint8), np.ones((4, 1), np.float32)
     with pytest.raises(ValueError, match="offsets has type"):

@@ -14,7 +14,7 @@
 //
 //   w = quant_map[code] * absmax, in float32, rounded to dtype
 //
-// The canonical form is NF4 or FP4_BNB where quant_map is theirs and no block has parts of two rows: where the
+// The canonical form is NF4 or FP4_BNB where quant_map is theirs and no block has parts of two rows: the
 // inputs are a multiple of the block size, or divide it.
 #include <fmt/format.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // GGUF: every tensor of a block type is a layer (gguf_blocks.h has their bytes), and the format needs no
-// config. All of them are exact in the canonical form: minima are offsets, and the types with a table of their
-// own have a format of their own.
+// config. All of them are exact in the canonical form: minima are offsets, and the types with a table have
+// a format of their own.
 #include "checkpoint/gguf_blocks.h"
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@ constexpr bool kHasOffset = requires(const Block& b) {
   b.offset(0);
 };
 
-// What is taken off the codes so that unsigned ones of 4 bits are INT4: the zero point is then less by it too.
+// What is taken off the codes, and off the zero point, so that unsigned codes of 4 bits are INT4.
 template <class Block>
 constexpr int kShift = Block::kLowest == 0 && Block::kHighest == 15 ? 8 : 0;
 
