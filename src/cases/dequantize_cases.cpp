@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// (q - zero) * scale + offset in float32 and a rounding to the type of x: defined to the bit (bounds.h, rule 1).
+// (q - zero) * scale + offset in float32, rounded to the type of x: defined to the bit (bounds.h, rule 1).
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"

@@ -99,8 +99,8 @@ class CanonicalLayer final : public Layer {
 inline qf_format integer_format(int bits) { return bits <= 4 ? QF_INT4 : QF_INT8; }
 
 // The linear kernels take positive scales alone, except of codebooks. Where one is negative,
-// (c - z) * s = (~c - ~z) * -s; where it is 0, all codes become the zero point under a scale of 1. The numbers
-// stay the same (-0 may become 0).
+// (c - z) * s = (~c - ~z) * -s; where it is 0, all codes become the zero point under a scale of 1. The
+// numbers stay the same (-0 may become 0).
 void make_scales_positive(CanonicalWeight& weight);
 
 // All elements of a scale tensor as floats. Fails, naming the tensor, at the first that is not finite.

@@ -20,17 +20,17 @@ inline bool has_aligned_runs(const Weight& w) {
 // The format whose code is compiled for `f`: that of NF4 looks all codebooks up.
 constexpr qf_format device_code_path(qf_format f) { return is_codebook(f) ? QF_NF4 : f; }
 
-__device__ inline float codebook_number(qf_format format, uint8_t code) {
-  return format == QF_NF4       ? codebook_value<QF_NF4>(code)
-         : format == QF_FP4_BNB ? codebook_value<QF_FP4_BNB>(code)
-                                : codebook_value<QF_IQ4_NL>(code);
+__device__ inline float codebook_number(qf_format format, uint32_t code) {
+  constexpr Values16 kTables[] = {values_of(QF_NF4), values_of(QF_FP4_BNB), values_of(QF_IQ4_NL)};
+  static_assert(QF_FP4_BNB == QF_NF4 + 1 && QF_IQ4_NL == QF_NF4 + 2);
+  return kTables[format - QF_NF4].values[code];
 }
 
 template <qf_format Format>
 __device__ float decode_code(uint32_t code, [[maybe_unused]] qf_format format) {
   if constexpr (Format == QF_INT4) return static_cast<float>(static_cast<int32_t>(code << 28) >> 28);
   else if constexpr (Format == QF_FP4_E2M1) return E2m1::decode(static_cast<uint8_t>(code & 15));
-  else if constexpr (Format == QF_NF4) return codebook_number(format, static_cast<uint8_t>(code & 15));
+  else if constexpr (Format == QF_NF4) return codebook_number(format, code & 15);
   else if constexpr (Format == QF_INT8) return static_cast<float>(static_cast<int8_t>(code));
   else if constexpr (Format == QF_FP8_E4M3) return E4m3::decode(static_cast<uint8_t>(code));
   else return E5m2::decode(static_cast<uint8_t>(code));

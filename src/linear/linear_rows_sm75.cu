@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )    up to 8 tokens, any weight and x
+// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )    to 8 tokens, any weight and x
 //
 // Dot products along k from the canonical weight, float32 throughout. A warp takes a row of the weight (a
 // gate and its up projection where there are two), a lane 8 consecutive columns of every 256:
