@@ -19,7 +19,7 @@ struct Shapes {
   qf_weight weight = {};
 
   Shapes(qf_format format, int64_t n, int64_t k, int64_t group) {
-    const bool is_4bit = format == QF_INT4 || format == QF_FP4_E2M1;
+    const bool is_4bit = format == QF_INT4 || format == QF_FP4_E2M1 || format == QF_NF4;
     codes_shape[0] = n, codes_shape[1] = is_4bit ? (k + 1) / 2 : k;
     scale_shape[0] = n, scale_shape[1] = group ? (k + group - 1) / group : 1;
     g_idx_shape[0] = k;
@@ -61,6 +61,10 @@ TEST(CudaPack, SaysWhichWeightsHaveNone) {
   Shapes floating(QF_INT4, 64, 256, 64);
   floating.zero.dtype = kF32, floating.weight.zero = &floating.zero;
   expect_unsupported(floating, "floating zero points");
+  Shapes offsets(QF_INT4, 64, 256, 32);
+  offsets.weight.offset = &offsets.scale;
+  expect_unsupported(offsets, "offsets");
+  expect_unsupported(Shapes(QF_NF4, 64, 256, 64), "codebooks");
   expect_unsupported(Shapes(QF_INT4, 0, 256, 128), "empty");
 }
 
