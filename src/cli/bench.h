@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "baselines.h"
+#include "commands.h"
 #include "limits.h"
 #include "measure.h"
 #include "output.h"
@@ -63,6 +64,9 @@ std::vector<std::string> accepting_kernels(const Spec&, qf_device);
 std::vector<Spec> cpu_suite();
 // The producers of 8-bit activations at the sizes of decoding and prefill.
 std::vector<Spec> h200_suite();
+
+// Quantizing and importing checkpoints, against the machine's copy rate.
+int run_checkpoint_bench(const BenchOptions&);
 
 // Loading the library with a first call, and what a call costs before it does any work.
 std::vector<Row> measure_overheads(const Machine&, double seconds);

@@ -14,6 +14,7 @@
 
 #include "checkpoint/error.h"
 #include "checkpoint/import.h"
+#include "checkpoint/parallel.h"
 #include "core/dtype.h"
 
 namespace quantfuse::checkpoint {
@@ -78,8 +79,7 @@ struct Tile {
 std::vector<uint8_t> load_codes(const Parts& p) {
   const int64_t row_bytes = quantfuse::row_bytes(QF_INT4, p.k), num_words = p.n / 8;
   std::vector<uint8_t> codes(static_cast<size_t>(p.n * row_bytes));
-  Tile tile;
-  const auto load_tile = [&](int64_t first, int64_t word) {
+  const auto load_tile = [&](Tile& tile, int64_t first, int64_t word) {
     tile.load(p, first, word);
     // Whole lines at once: rows are often a power of two apart, and few such lines fit into the first cache.
     const auto size = static_cast<size_t>((std::min(kInputs, p.k - first) + 1) / 2);
@@ -89,12 +89,13 @@ std::vector<uint8_t> load_codes(const Parts& p) {
   };
   // Down strips of 512 outputs, whose pages the processor keeps at hand.
   constexpr int64_t kStrip = 64;
-  for (int64_t strip = 0; strip < num_words; strip += kStrip) {
+  for_each_piece(ceil_div(num_words, kStrip), num_worker_threads(), [&](int, int64_t piece) {
+    Tile tile;
+    const int64_t strip = piece * kStrip, end = std::min(strip + kStrip, num_words);
     for (int64_t first = 0; first < p.k; first += kInputs) {
-      for (int64_t word = strip; word < std::min(strip + kStrip, num_words); word += kLanes)
-        load_tile(first, word);
+      for (int64_t word = strip; word < end; word += kLanes) load_tile(tile, first, word);
     }
-  }
+  });
   return codes;
 }
 

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/weight_rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "checkpoint/error.h"
+#include "checkpoint/scale_grid.h"
+#include "formats/codes.h"
+
+namespace quantfuse::checkpoint {
+namespace {
+
+constexpr int64_t kPieceBytes = 1 << 18;  // leaves room for codes and decoded numbers in a second-level cache
+constexpr int64_t kPackedRows = 32;  // zero points of that many rows fill whole words, at any number of bits
+
+constexpr qf_dtype kF32 = {2, 32, 1}, kF16 = {2, 16, 1}, kBf16 = {4, 16, 1}, kI8 = {0, 8, 1}, kU8 = {1, 8, 1};
+
+qf_dtype float_dtype(Type type) { return type == Type::f32 ? kF32 : type == Type::f16 ? kF16 : kBf16; }
+
+// A matrix for a call of the C interface.
+struct View {
+  View(const void* data, qf_dtype dtype, int64_t rows, int64_t cols) : shape{rows, cols} {
+    tensor = {const_cast<void*>(data), {QF_CPU, 0}, 2, dtype, shape, nullptr, 0};
+  }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+  int64_t shape[2];
+  qf_tensor tensor;
+};
+
+void expect_ok(qf_status status, const Tensor& weight) {
+  if (status != QF_OK) fail(printable(weight.name) + ": " + qf_last_error());
+}
+
+// What float16 and bfloat16 can hold: above 0, and such that the largest code times the scale is still
+// finite.
+struct ScaleRange {
+  float smallest, largest;
+};
+
+ScaleRange scale_range(Type type, const Scheme& scheme) {
+  const CodeRange codes = code_range(scheme.format);
+  const float steps =
+      scheme.is_asymmetric ? static_cast<float>(codes.highest - codes.lowest) : codes.symmetric_max;
+  const float largest_number = type == Type::f16 ? 65504.0f : 0x1.fep127f;
+  float largest = round_to(type, largest_number / steps);
+  if (!is_finite(round_to(type, largest * steps))) largest = round_to(type, largest * (1 - 0x1p-7f));
+  return {type == Type::f16 ? 0x1p-24f : 0x1p-126f, largest};
+}
+
+void round_scales(std::vector<float>& scales, Type type, const Scheme& scheme) {
+  const auto [smallest, largest] = scale_range(type, scheme);
+  for (float& scale : scales) scale = std::clamp(round_to(type, scale), smallest, largest);
+}
+
+// ---- Errors ----
+
+constexpr int kLanes = 16;  // sums side by side, of which compilers make vectors
+
+template <class T, class D>
+SquaredError float_error(const T* numbers, const D* decoded, int64_t count) {
+  float errors[kLanes] = {}, norms[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float x = to_float(numbers[i + lane]), difference = to_float(decoded[i + lane]) - x;
+      errors[lane] += difference * difference;
+      norms[lane] += x * x;
+    }
+  }
+  SquaredError sum;
+  for (; i < count; ++i) {
+    const double x = to_float(numbers[i]), difference = to_float(decoded[i]) - x;
+    sum.add({difference * difference, x * x});
+  }
+  for (int lane = 0; lane < kLanes; ++lane) sum.add({errors[lane], norms[lane]});
+  return sum;
+}
+
+// Numbers whose squares leave the range of float.
+template <class T, class D>
+SquaredError double_error(const T* numbers, const D* decoded, int64_t count) {
+  SquaredError sum;
+  for (int64_t i = 0; i < count; ++i) {
+    const double x = to_float(numbers[i]), difference = to_float(decoded[i]) - x;
+    sum.add({difference * difference, x * x});
+  }
+  return sum;
+}
+
+template <class T>
+void expect_finite(const Tensor& weight, const T* numbers, const WeightRows& rows) {
+  for (int64_t i = 0; i < rows.count * rows.k; ++i) {
+    if (is_finite(to_float(numbers[i]))) continue;
+    const int64_t row = rows.first + i / rows.k, col = i % rows.k;
+    fail(fmt::format("{} has {} at [{}, {}]: only finite numbers can be quantized", printable(weight.name),
+                     to_float(numbers[i]), row, col));
+  }
+}
+
+template <class T, class D>
+SquaredError error_of(const Tensor& weight, const T* numbers, const D* decoded, const WeightRows& rows) {
+  SquaredError sum;
+  // A row at a time, so that a long sum of float32 loses nothing that shows.
+  for (int64_t row = 0; row < rows.count; ++row) {
+    sum.add(float_error(numbers + row * rows.k, decoded + row * rows.k, rows.k));
+  }
+  if (!std::isfinite(sum.norm) || !std::isfinite(sum.error)) {
+    expect_finite(weight, numbers, rows);
+    sum = double_error(numbers, decoded, rows.count * rows.k);
+  }
+  return sum;
+}
+
+// Calls visit with `data` as what it holds.
+template <class Visit>
+auto as_floats(Type type, const void* data, const Visit& visit) {
+  switch (type) {
+    case Type::f32: return visit(static_cast<const float*>(data));
+    case Type::f16: return visit(static_cast<const f16*>(data));
+    default: return visit(static_cast<const bf16*>(data));
+  }
+}
+
+// ---- The rows where they lie, or a copy where a file has them unaligned ----
+
+const void* aligned_input(const Tensor& weight, WeightRows& rows) {
+  const int64_t each = type_info(weight.type).bytes, row_bytes = rows.k * each;
+  const uint8_t* data = weight.bytes.data() + rows.first * row_bytes;
+  if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(each) == 0) return data;
+  rows.input.assign(data, data + rows.count * row_bytes);
+  return rows.input.data();
+}
+
+}  // namespace
+
+double SquaredError::relative() const { return norm > 0 ? std::sqrt(error / norm) : 0; }
+
+int64_t rows_of_piece(const Scheme& scheme, const Tensor& weight) {
+  const int64_t n = weight.size(0), row_bytes = weight.size(1) * type_info(weight.type).bytes;
+  if (scheme.block.rows == 0) return std::max<int64_t>(n, 1);
+  const int64_t step = std::max(kPackedRows, scheme.block.rows);
+  return std::max(step, kPieceBytes / std::max<int64_t>(row_bytes, 1) / step * step);
+}
+
+SquaredError quantize_rows(const Tensor& weight, const Scheme& scheme, Method method, Type scale_type,
+                           WeightRows& rows) {
+  const int64_t m = rows.count, k = rows.k, code_cols = row_bytes(scheme.format, k);
+  const ScaleGrid grid = scale_grid(m, k, scheme.block);
+  const auto num_scales = static_cast<size_t>(grid.rows * grid.cols);
+  rows.codes.resize(static_cast<size_t>(m * code_cols));
+  (scheme.has_e8m0_scale ? rows.scale_e8m0.resize(num_scales) : rows.scale.resize(num_scales));
+  if (scheme.is_asymmetric) rows.zero.resize(num_scales);
+  rows.decoded.resize(static_cast<size_t>(m * k * type_info(scale_type).bytes));
+
+  const void* input = aligned_input(weight, rows);
+  const View x(input, float_dtype(weight.type), m, k);
+  const View q(rows.codes.data(), scheme.format == QF_INT8 ? kI8 : kU8, m, code_cols);
+  const View scale(
+      scheme.has_e8m0_scale ? static_cast<const void*>(rows.scale_e8m0.data()) : rows.scale.data(),
+      scheme.has_e8m0_scale ? kU8 : kF32, grid.rows, grid.cols);
+  const View zero(rows.zero.data(), kI8, grid.rows, grid.cols);
+  const View decoded(rows.decoded.data(), float_dtype(scale_type), m, k);
+
+  qf_quantize_args quantize = {};
+  quantize.x = &x.tensor, quantize.q = &q.tensor, quantize.scale = &scale.tensor;
+  quantize.format = scheme.format;
+  quantize.block = scheme.block;
+  quantize.scale_mode = method == Method::mse ? QF_SCALE_MSE : QF_SCALE_DYNAMIC;
+  if (scheme.is_asymmetric) quantize.zero = &zero.tensor;
+  expect_ok(qf_quantize(&quantize, nullptr), weight);
+  if (!scheme.has_e8m0_scale && scale_type != Type::f32) {
+    round_scales(rows.scale, scale_type, scheme);
+    quantize.scale_mode = QF_SCALE_STATIC;
+    expect_ok(qf_quantize(&quantize, nullptr), weight);
+  }
+
+  qf_dequantize_args dequantize = {};
+  dequantize.q = &q.tensor, dequantize.scale = &scale.tensor, dequantize.zero = quantize.zero;
+  dequantize.x = &decoded.tensor;
+  dequantize.format = scheme.format;
+  dequantize.block = scheme.block;
+  expect_ok(qf_dequantize(&dequantize, nullptr), weight);
+  return as_floats(weight.type, input, [&](const auto* numbers) {
+    return as_floats(scale_type, rows.decoded.data(),
+                     [&](const auto* back) { return error_of(weight, numbers, back, rows); });
+  });
+}
+
+}  // namespace quantfuse::checkpoint
