@@ -8,7 +8,9 @@
 
 #include "checkpoint/error.h"
 #include "checkpoint/scale_grid.h"
+#include "checkpoint/vectors.h"
 #include "formats/codes.h"
+#include "quantize/quantizer.h"
 
 namespace quantfuse::checkpoint {
 namespace {
@@ -53,14 +55,82 @@ ScaleRange scale_range(Type type, const Scheme& scheme) {
 
 void round_scales(std::vector<float>& scales, Type type, const Scheme& scheme) {
   const auto [smallest, largest] = scale_range(type, scheme);
-  for (float& scale : scales) scale = std::clamp(round_to(type, scale), smallest, largest);
+  // NaN, which only numbers that are not finite bring, becomes the smallest: the error then names the number.
+  for (float& scale : scales) scale = std::min(std::max(smallest, round_to(type, scale)), largest);
+}
+
+// ---- Scales ----
+
+struct Range {
+  float low = 0, high = 0;
+};
+
+// Of numbers of 16 bits the largest magnitude is that of the largest bits, without their sign.
+template <class T>
+QF_VECTORIZED inline Range range_of_bits(const T* numbers, int64_t count) {
+  uint16_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int64_t i = 0; i < count; ++i) {
+    const auto magnitude = static_cast<uint16_t>(numbers[i].bits & 0x7fff);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return {0, to_float(T{largest})};
+}
+
+template <class T>
+QF_VECTORIZED inline Range range_of_floats(const T* numbers, int64_t count) {
+  float low = 0, high = 0;
+#pragma omp simd reduction(min : low) reduction(max : high)
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = to_float(numbers[i]);
+    low = x < low ? x : low;
+    high = x > high ? x : high;
+  }
+  return {low, high};
+}
+
+// The scales that hold the largest number of each block, by the rule of the quantize kernels, rounded to
+// `type`. The kernels would find them too, but compute codes for the scales before they are rounded on the
+// way.
+template <class T>
+void choose_scales(const T* numbers, const Scheme& scheme, Type type, WeightRows& rows) {
+  const ScaleGrid grid = scale_grid(rows.count, rows.k, scheme.block);
+  const int64_t block_rows = scheme.block.rows ? scheme.block.rows : rows.count;
+  const int64_t block_cols = scheme.block.cols ? scheme.block.cols : rows.k;
+  std::vector<Range> ranges(static_cast<size_t>(grid.rows * grid.cols));
+  with_vectors([&]() QF_VECTORIZED {
+    for (int64_t row = 0; row < rows.count; ++row) {
+      Range* band = ranges.data() + row / block_rows * grid.cols;
+      for (int64_t col = 0; col < rows.k; col += block_cols) {
+        const T* begin = numbers + row * rows.k + col;
+        const int64_t count = rows.k - col < block_cols ? rows.k - col : block_cols;
+        Range found;
+        if constexpr (sizeof(T) == 2) {
+          found = scheme.is_asymmetric ? range_of_floats(begin, count) : range_of_bits(begin, count);
+        } else {
+          found = range_of_floats(begin, count);
+        }
+        Range& range = band[col / block_cols];
+        range = {found.low < range.low ? found.low : range.low,
+                 found.high < range.high ? range.high : found.high};
+      }
+    }
+  });
+  const auto kind = scheme.is_asymmetric ? quantize::ScaleKind::asymmetric : quantize::ScaleKind::symmetric;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const auto [low, high] = ranges[i];
+    const quantize::Quantizer found = quantizer_from_range(kind, code_range(scheme.format), low, high);
+    rows.scale[i] = found.scale;
+    if (scheme.is_asymmetric) rows.zero[i] = static_cast<int8_t>(found.zero);
+  }
+  round_scales(rows.scale, type, scheme);
 }
 
 // ---- Errors ----
 
+// The squares in float32: of a row, so that no sum is so long that what it loses would show.
 template <class T, class D>
-__attribute__((always_inline)) inline SquaredError float_error(const T* numbers, const D* decoded,
-                                                               int64_t count) {
+QF_VECTORIZED inline SquaredError float_error(const T* numbers, const D* decoded, int64_t count) {
   float error = 0, norm = 0;
 #pragma omp simd reduction(+ : error, norm)
   for (int64_t i = 0; i < count; ++i) {
@@ -69,31 +139,6 @@ __attribute__((always_inline)) inline SquaredError float_error(const T* numbers,
     norm += x * x;
   }
   return {error, norm};
-}
-
-// The same code, compiled for vectors that the processor may have: this is a third of the work otherwise.
-#if defined(__x86_64__)
-template <class T, class D>
-__attribute__((target("avx512f,avx512bw"))) SquaredError float_error_avx512(const T* numbers,
-                                                                            const D* decoded, int64_t count) {
-  return float_error(numbers, decoded, count);
-}
-template <class T, class D>
-__attribute__((target("avx2,fma"))) SquaredError float_error_avx2(const T* numbers, const D* decoded,
-                                                                  int64_t count) {
-  return float_error(numbers, decoded, count);
-}
-#endif
-
-template <class T, class D>
-SquaredError float_error_of_row(const T* numbers, const D* decoded, int64_t count) {
-#if defined(__x86_64__)
-  static const bool has_avx512 = __builtin_cpu_supports("avx512bw"),
-                    has_avx2 = __builtin_cpu_supports("avx2");
-  if (has_avx512) return float_error_avx512(numbers, decoded, count);
-  if (has_avx2) return float_error_avx2(numbers, decoded, count);
-#endif
-  return float_error(numbers, decoded, count);
 }
 
 // Numbers whose squares leave the range of float.
@@ -119,11 +164,13 @@ void expect_finite(const Tensor& weight, const T* numbers, const WeightRows& row
 
 template <class T, class D>
 SquaredError error_of(const Tensor& weight, const T* numbers, const D* decoded, const WeightRows& rows) {
-  SquaredError sum;
-  // A row at a time, so that a long sum of float32 loses nothing that shows.
-  for (int64_t row = 0; row < rows.count; ++row) {
-    sum.add(float_error_of_row(numbers + row * rows.k, decoded + row * rows.k, rows.k));
-  }
+  SquaredError sum = with_vectors([&]() QF_VECTORIZED {
+    SquaredError of_rows;
+    for (int64_t row = 0; row < rows.count; ++row) {
+      of_rows.add(float_error(numbers + row * rows.k, decoded + row * rows.k, rows.k));
+    }
+    return of_rows;
+  });
   if (!std::isfinite(sum.norm) || !std::isfinite(sum.error)) {
     expect_finite(weight, numbers, rows);
     sum = double_error(numbers, decoded, rows.count * rows.k);
@@ -185,11 +232,17 @@ SquaredError quantize_rows(const Tensor& weight, const Scheme& scheme, Method me
   quantize.x = &x.tensor, quantize.q = &q.tensor, quantize.scale = &scale.tensor;
   quantize.format = scheme.format;
   quantize.block = scheme.block;
-  quantize.scale_mode = method == Method::mse ? QF_SCALE_MSE : QF_SCALE_DYNAMIC;
   if (scheme.is_asymmetric) quantize.zero = &zero.tensor;
-  expect_ok(qf_quantize(&quantize, nullptr), weight);
-  if (!scheme.has_e8m0_scale && scale_type != Type::f32) {
-    round_scales(rows.scale, scale_type, scheme);
+  const bool rounds_scales = !scheme.has_e8m0_scale && scale_type != Type::f32;
+  if (!rounds_scales || method == Method::mse) {
+    quantize.scale_mode = method == Method::mse ? QF_SCALE_MSE : QF_SCALE_DYNAMIC;
+    expect_ok(qf_quantize(&quantize, nullptr), weight);
+    if (rounds_scales) round_scales(rows.scale, scale_type, scheme);
+  } else {
+    as_floats(weight.type, input,
+              [&](const auto* numbers) { choose_scales(numbers, scheme, scale_type, rows); });
+  }
+  if (rounds_scales) {
     quantize.scale_mode = QF_SCALE_STATIC;
     expect_ok(qf_quantize(&quantize, nullptr), weight);
   }
