@@ -10,7 +10,7 @@
 #include "checkpoint/scale_grid.h"
 #include "checkpoint/vectors.h"
 #include "formats/codes.h"
-#include "quantize/quantizer.h"
+#include "formats/quantizer.h"
 
 namespace quantfuse::checkpoint {
 namespace {
@@ -27,7 +27,7 @@ struct View {
   View(const void* data, qf_dtype dtype, int64_t rows, int64_t cols) : shape{rows, cols} {
     tensor = {const_cast<void*>(data), {QF_CPU, 0}, 2, dtype, shape, nullptr, 0};
   }
-  View(const View&) = delete;
+  View(const View&) = delete;  // `tensor` points to `shape`
   View& operator=(const View&) = delete;
   int64_t shape[2];
   qf_tensor tensor;
@@ -152,28 +152,33 @@ SquaredError double_error(const T* numbers, const D* decoded, int64_t count) {
   return sum;
 }
 
+// Rows [first, first + count) of a weight.
+struct Slice {
+  int64_t first, count, k;
+};
+
 template <class T>
-void expect_finite(const Tensor& weight, const T* numbers, const WeightRows& rows) {
-  for (int64_t i = 0; i < rows.count * rows.k; ++i) {
+void expect_finite(const Tensor& weight, const T* numbers, const Slice& slice) {
+  for (int64_t i = 0; i < slice.count * slice.k; ++i) {
     if (is_finite(to_float(numbers[i]))) continue;
-    const int64_t row = rows.first + i / rows.k, col = i % rows.k;
+    const int64_t row = slice.first + i / slice.k, col = i % slice.k;
     fail(fmt::format("{} has {} at [{}, {}]: only finite numbers can be quantized", printable(weight.name),
                      to_float(numbers[i]), row, col));
   }
 }
 
 template <class T, class D>
-SquaredError error_of(const Tensor& weight, const T* numbers, const D* decoded, const WeightRows& rows) {
+SquaredError error_of(const Tensor& weight, const T* numbers, const D* decoded, const Slice& slice) {
   SquaredError sum = with_vectors([&]() QF_VECTORIZED {
     SquaredError of_rows;
-    for (int64_t row = 0; row < rows.count; ++row) {
-      of_rows.add(float_error(numbers + row * rows.k, decoded + row * rows.k, rows.k));
+    for (int64_t row = 0; row < slice.count; ++row) {
+      of_rows.add(float_error(numbers + row * slice.k, decoded + row * slice.k, slice.k));
     }
     return of_rows;
   });
   if (!std::isfinite(sum.norm) || !std::isfinite(sum.error)) {
-    expect_finite(weight, numbers, rows);
-    sum = double_error(numbers, decoded, rows.count * rows.k);
+    expect_finite(weight, numbers, slice);
+    sum = double_error(numbers, decoded, slice.count * slice.k);
   }
   return sum;
 }
@@ -188,8 +193,9 @@ auto as_floats(Type type, const void* data, const Visit& visit) {
   }
 }
 
-// ---- The rows where they lie, or a copy where a file has them unaligned ----
+// ---- Calls ----
 
+// The rows where they lie, or a copy where a file has them unaligned.
 const void* aligned_input(const Tensor& weight, WeightRows& rows) {
   const int64_t each = type_info(weight.type).bytes, row_bytes = rows.k * each;
   const uint8_t* data = weight.bytes.data() + rows.first * row_bytes;
@@ -198,65 +204,102 @@ const void* aligned_input(const Tensor& weight, WeightRows& rows) {
   return rows.input.data();
 }
 
-}  // namespace
-
-double SquaredError::relative() const { return norm > 0 ? std::sqrt(error / norm) : 0; }
-
-int64_t rows_of_piece(const Scheme& scheme, const Tensor& weight) {
-  const int64_t n = weight.size(0), row_bytes = weight.size(1) * type_info(weight.type).bytes;
-  if (scheme.block.rows == 0) return std::max<int64_t>(n, 1);
-  const int64_t step = std::max(kPackedRows, scheme.block.rows);
-  return std::max(step, kPieceBytes / std::max<int64_t>(row_bytes, 1) / step * step);
+View scale_view(const WeightRows& rows, const Scheme& scheme) {
+  const ScaleGrid grid = scale_grid(rows.count, rows.k, scheme.block);
+  if (scheme.has_e8m0_scale) return View(rows.scale_e8m0.data(), kU8, grid.rows, grid.cols);
+  return View(rows.scale.data(), kF32, grid.rows, grid.cols);
 }
 
-SquaredError quantize_rows(const Tensor& weight, const Scheme& scheme, Method method, Type scale_type,
-                           WeightRows& rows) {
-  const int64_t m = rows.count, k = rows.k, code_cols = row_bytes(scheme.format, k);
-  const ScaleGrid grid = scale_grid(m, k, scheme.block);
-  const auto num_scales = static_cast<size_t>(grid.rows * grid.cols);
-  rows.codes.resize(static_cast<size_t>(m * code_cols));
-  (scheme.has_e8m0_scale ? rows.scale_e8m0.resize(num_scales) : rows.scale.resize(num_scales));
-  if (scheme.is_asymmetric) rows.zero.resize(num_scales);
-  rows.decoded.resize(static_cast<size_t>(m * k * type_info(scale_type).bytes));
+View zero_view(const WeightRows& rows, const Scheme& scheme) {
+  const ScaleGrid grid = scale_grid(rows.count, rows.k, scheme.block);
+  return View(rows.zero.data(), kI8, grid.rows, grid.cols);
+}
 
-  const void* input = aligned_input(weight, rows);
-  const View x(input, float_dtype(weight.type), m, k);
-  const View q(rows.codes.data(), scheme.format == QF_INT8 ? kI8 : kU8, m, code_cols);
-  const View scale(
-      scheme.has_e8m0_scale ? static_cast<const void*>(rows.scale_e8m0.data()) : rows.scale.data(),
-      scheme.has_e8m0_scale ? kU8 : kF32, grid.rows, grid.cols);
-  const View zero(rows.zero.data(), kI8, grid.rows, grid.cols);
-  const View decoded(rows.decoded.data(), float_dtype(scale_type), m, k);
+// Codes of `slice`, whose first row is that many rows behind the first of `rows`.
+View code_view(const WeightRows& rows, const Scheme& scheme, const Slice& slice) {
+  const int64_t cols = row_bytes(scheme.format, rows.k);
+  return View(rows.codes.data() + (slice.first - rows.first) * cols, scheme.format == QF_INT8 ? kI8 : kU8,
+              slice.count, cols);
+}
 
-  qf_quantize_args quantize = {};
-  quantize.x = &x.tensor, quantize.q = &q.tensor, quantize.scale = &scale.tensor;
-  quantize.format = scheme.format;
-  quantize.block = scheme.block;
-  if (scheme.is_asymmetric) quantize.zero = &zero.tensor;
+void compute_codes(const Tensor& weight, const void* input, const Scheme& scheme, Method method,
+                   Type scale_type, WeightRows& rows) {
+  const View x(input, float_dtype(weight.type), rows.count, rows.k);
+  const View q = code_view(rows, scheme, {rows.first, rows.count, rows.k});
+  const View scale = scale_view(rows, scheme), zero = zero_view(rows, scheme);
+  qf_quantize_args args = {};
+  args.x = &x.tensor, args.q = &q.tensor, args.scale = &scale.tensor;
+  args.format = scheme.format;
+  args.block = scheme.block;
+  if (scheme.is_asymmetric) args.zero = &zero.tensor;
   const bool rounds_scales = !scheme.has_e8m0_scale && scale_type != Type::f32;
   if (!rounds_scales || method == Method::mse) {
-    quantize.scale_mode = method == Method::mse ? QF_SCALE_MSE : QF_SCALE_DYNAMIC;
-    expect_ok(qf_quantize(&quantize, nullptr), weight);
+    args.scale_mode = method == Method::mse ? QF_SCALE_MSE : QF_SCALE_DYNAMIC;
+    expect_ok(qf_quantize(&args, nullptr), weight);
     if (rounds_scales) round_scales(rows.scale, scale_type, scheme);
   } else {
     as_floats(weight.type, input,
               [&](const auto* numbers) { choose_scales(numbers, scheme, scale_type, rows); });
   }
   if (rounds_scales) {
-    quantize.scale_mode = QF_SCALE_STATIC;
-    expect_ok(qf_quantize(&quantize, nullptr), weight);
+    args.scale_mode = QF_SCALE_STATIC;
+    expect_ok(qf_quantize(&args, nullptr), weight);
   }
+}
 
-  qf_dequantize_args dequantize = {};
-  dequantize.q = &q.tensor, dequantize.scale = &scale.tensor, dequantize.zero = quantize.zero;
-  dequantize.x = &decoded.tensor;
-  dequantize.format = scheme.format;
-  dequantize.block = scheme.block;
-  expect_ok(qf_dequantize(&dequantize, nullptr), weight);
+// The slice is all of `rows`, or some of them under a scale that all rows share.
+SquaredError decode_and_compare(const Tensor& weight, const void* input, const Scheme& scheme, Type type,
+                                const Slice& slice, WeightRows& rows) {
+  rows.decoded.resize(static_cast<size_t>(slice.count * rows.k * type_info(type).bytes));
+  const View q = code_view(rows, scheme, slice);
+  const View scale = scale_view(rows, scheme), zero = zero_view(rows, scheme);
+  const View decoded(rows.decoded.data(), float_dtype(type), slice.count, rows.k);
+  qf_dequantize_args args = {};
+  args.q = &q.tensor, args.scale = &scale.tensor, args.x = &decoded.tensor;
+  args.format = scheme.format;
+  args.block = scheme.block;
+  if (scheme.is_asymmetric) args.zero = &zero.tensor;
+  expect_ok(qf_dequantize(&args, nullptr), weight);
   return as_floats(weight.type, input, [&](const auto* numbers) {
-    return as_floats(scale_type, rows.decoded.data(),
-                     [&](const auto* back) { return error_of(weight, numbers, back, rows); });
+    const auto* of_slice = numbers + (slice.first - rows.first) * rows.k;
+    return as_floats(type, rows.decoded.data(),
+                     [&](const auto* back) { return error_of(weight, of_slice, back, slice); });
   });
+}
+
+int64_t rows_in_cache(const Tensor& weight) {
+  return kPieceBytes / std::max<int64_t>(weight.size(1) * type_info(weight.type).bytes, 1);
+}
+
+}  // namespace
+
+double SquaredError::relative() const { return norm > 0 ? std::sqrt(error / norm) : 0; }
+
+int64_t rows_of_piece(const Scheme& scheme, const Tensor& weight) {
+  if (scheme.block.rows == 0) return std::max<int64_t>(weight.size(0), 1);
+  const int64_t step = std::max(kPackedRows, scheme.block.rows);
+  return std::max(step, rows_in_cache(weight) / step * step);
+}
+
+SquaredError quantize_rows(const Tensor& weight, const Scheme& scheme, Method method, Type scale_type,
+                           WeightRows& rows) {
+  const ScaleGrid grid = scale_grid(rows.count, rows.k, scheme.block);
+  const auto num_scales = static_cast<size_t>(grid.rows * grid.cols);
+  rows.codes.resize(static_cast<size_t>(rows.count * row_bytes(scheme.format, rows.k)));
+  (scheme.has_e8m0_scale ? rows.scale_e8m0.resize(num_scales) : rows.scale.resize(num_scales));
+  if (scheme.is_asymmetric) rows.zero.resize(num_scales);
+
+  const void* input = aligned_input(weight, rows);
+  compute_codes(weight, input, scheme, method, scale_type, rows);
+  // Under one scale for all rows, which are a whole tensor then, the decoded numbers need not be there at
+  // once.
+  const int64_t step = scheme.block.rows == 0 ? std::max<int64_t>(rows_in_cache(weight), 1) : rows.count;
+  SquaredError sum;
+  for (int64_t first = 0; first < rows.count; first += step) {
+    const Slice slice{rows.first + first, std::min(step, rows.count - first), rows.k};
+    sum.add(decode_and_compare(weight, input, scheme, scale_type, slice, rows));
+  }
+  return sum;
 }
 
 }  // namespace quantfuse::checkpoint
