@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The safetensors file format, as much of it as one weight needs.
+"""The safetensors file format, as much of it as weights need.
 
 A file is: 8 bytes, the little-endian length of the header; the header, JSON; the bytes of the tensors, one
     after another.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import tempfile
 import zlib
@@ -18,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+_PARTS = ("codes", "scales", "zeros", "g_idx")  # of a weight among others
 _ALIGNMENT = 64  # of the data in the file, so that a mapped file has aligned tensors
-_MAX_HEADER = 1 << 20
+_MAX_HEADER = 100_000_000  # what the safetensors library allows
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "I32": np.dtype(np.int32),
@@ -80,7 +82,35 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, tuple[str, Array]], di
         raise ValueError(f"{os.fspath(path)}: {error}") from None
 
 
-def _parse(content: bytearray) -> tuple[dict[str, tuple[str, Array]], dict[str, str]]:
+def read_named(
+    path: str | os.PathLike[str], name: str
+) -> tuple[dict[str, tuple[str, Array]], dict[str, str]]:
+    """The tensors ``name.*`` of a file that ``quantfuse quantize --format quantfuse`` made, and the metadata
+    of ``name.weight``. Nothing else of the file is read."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        try:
+            header, all_metadata, begin = _parse_header(content)
+            if name + ".weight" not in all_metadata:
+                raise ValueError(f"there is no weight named {name!r}")
+            metadata = json.loads(all_metadata[name + ".weight"])
+            if not isinstance(metadata, dict):
+                raise ValueError(f"the metadata of {name} are malformed")
+            data = memoryview(content)[begin:]
+            try:
+                tensors = {}
+                for key, entry in header.items():
+                    if key.rpartition(".")[0] == name and key.rpartition(".")[2] in _PARTS:
+                        dtype, array, _ = _tensor(key, entry, data, None)
+                        tensors[key.rpartition(".")[2]] = (dtype, array)
+            finally:
+                data.release()  # or the file could not be unmapped
+            return tensors, metadata
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from None
+
+
+def _parse_header(content: Any) -> tuple[dict[str, Any], dict[str, str], int]:
+    """Tensors, metadata, and where the data begin."""
     if len(content) < 8:
         raise ValueError(f"the file has {len(content)} bytes, too few for a header")
     length = int.from_bytes(content[:8], "little")
@@ -93,8 +123,12 @@ def _parse(content: bytearray) -> tuple[dict[str, tuple[str, Array]], dict[str, 
     metadata = header.pop("__metadata__", None) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("the header has no metadata")
+    return header, metadata, 8 + length
 
-    data = memoryview(content)[8 + length :]
+
+def _parse(content: bytearray) -> tuple[dict[str, tuple[str, Array]], dict[str, str]]:
+    header, metadata, data_begin = _parse_header(content)
+    data = memoryview(content)[data_begin:]
     if f"{zlib.crc32(data):08x}" != metadata.get("crc32"):
         raise ValueError("the data do not match their checksum")
     tensors = {}
@@ -108,7 +142,7 @@ def _parse(content: bytearray) -> tuple[dict[str, tuple[str, Array]], dict[str, 
     return tensors, metadata
 
 
-def _tensor(name: str, entry: Any, data: memoryview, expected_begin: int) -> tuple[str, Array, int]:
+def _tensor(name: str, entry: Any, data: memoryview, expected_begin: int | None) -> tuple[str, Array, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"the entry of {name} is malformed")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -117,6 +151,8 @@ def _tensor(name: str, entry: Any, data: memoryview, expected_begin: int) -> tup
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"{name} has a malformed shape or malformed offsets")
     begin, end = offsets
+    if expected_begin is None:
+        expected_begin = begin
     expected = math.prod(shape) * _DTYPES[dtype].itemsize
     if begin != expected_begin or end > len(data) or end - begin != expected:
         raise ValueError(

@@ -292,12 +292,14 @@ class QuantizedWeight:
         _safetensors.write(path, stored, metadata)
 
     @staticmethod
-    def load(path: str | os.PathLike[str], *, device: Any = None) -> QuantizedWeight:
-        """Reads what :meth:`save` wrote: NumPy arrays, or torch tensors on ``device`` where one is given.
+    def load(path: str | os.PathLike[str], *, name: str | None = None, device: Any = None) -> QuantizedWeight:
+        """Reads what :meth:`save` wrote, or with ``name`` one weight of a file that
+        ``quantfuse quantize --format quantfuse`` wrote: ``name="model.layers.0.mlp.up_proj"``.
 
-        A file that is truncated, corrupted or no weight raises ``ValueError``.
+        NumPy arrays, or torch tensors on ``device`` where one is given. A file that is truncated, corrupted
+        or no weight raises ``ValueError``, and so does a name that is not there.
         """
-        stored, metadata = _safetensors.read(path)
+        stored, metadata = _safetensors.read(path) if name is None else _safetensors.read_named(path, name)
         try:
             weight = _from_stored(stored, metadata)
         except ValueError as error:

@@ -40,9 +40,8 @@ void write_dequantized(const Import& import, NewFile& file, Type type,
   std::vector<Item> items;
   for (const auto& layer : import.layers) items.push_back({layer.get(), nullptr});
   for (const Tensor* tensor : import.plain) items.push_back({nullptr, tensor});
-  // Wide types first keeps every tensor aligned to its own type.
   std::stable_sort(items.begin(), items.end(), [&](const Item& a, const Item& b) {
-    return type_info(a.header(type).type).bytes > type_info(b.header(type).type).bytes;
+    return is_wider(a.header(type).type, b.header(type).type);
   });
   std::vector<TensorHeader> headers;
   for (const Item& item : items) headers.push_back(item.header(type));

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "checkpoint/error.h"
+#include "checkpoint/quantfuse_layout.h"
 
 namespace quantfuse::checkpoint {
 namespace {
@@ -18,10 +19,18 @@ const char* matching_end(const std::string& name, const std::vector<const char*>
   return nullptr;
 }
 
+bool has_metadata(const Checkpoint& checkpoint, const std::string& key, const std::string& value) {
+  const auto found = checkpoint.metadata().find(key);
+  return found != checkpoint.metadata().end() && found->second == value;
+}
+
+// What quantization_config says; a file that needs none says it by itself.
 const Importer* importer_of(const Checkpoint& checkpoint, const Settings& settings, bool has_settings) {
-  if (!has_settings && checkpoint.container() == Container::safetensors) return nullptr;
-  const std::string method =
-      checkpoint.container() == Container::gguf ? "gguf" : settings.text("quant_method");
+  const bool is_one_weight = has_metadata(checkpoint, "format", kQuantfuseFormat);
+  if (!has_settings && !is_one_weight && checkpoint.container() == Container::safetensors) return nullptr;
+  const std::string method = checkpoint.container() == Container::gguf ? "gguf"
+                             : is_one_weight                           ? "quantfuse"
+                                                                       : settings.text("quant_method");
   std::string known;
   for (const Importer* importer : importers()) {
     if (method == importer->method) return importer;

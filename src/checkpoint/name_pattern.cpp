@@ -15,14 +15,15 @@ constexpr auto kSyntax = std::regex::ECMAScript;
 
 }  // namespace
 
-NamePattern::NamePattern(const std::string& pattern) try : regex_(pattern, kSyntax) {
+NamePattern::NamePattern(const std::string& pattern, const std::string& from) try : regex_(pattern, kSyntax) {
 } catch (const std::regex_error& e) {
-  fail("quantization_config: the pattern '" + printable(pattern) +
-       "' is not one that is understood: " + e.what());
+  fail(from + ": the pattern '" + printable(pattern) + "' is not one that is understood: " + e.what());
 }
 
 bool NamePattern::matches(const std::string& name) const {
   return std::regex_search(name, regex_, std::regex_constants::match_continuous);
 }
+
+bool NamePattern::is_found_in(const std::string& name) const { return std::regex_search(name, regex_); }
 
 }  // namespace quantfuse::checkpoint

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A regular expression from a config, matched from the start of a module's name as Python's re.match does.
+// A regular expression over the names of modules.
 #pragma once
 
 #include <regex>
@@ -10,8 +10,10 @@ namespace quantfuse::checkpoint {
 
 class NamePattern {
  public:
-  explicit NamePattern(const std::string& pattern);  // fails, naming it, where it is no regular expression
-  bool matches(const std::string& name) const;
+  // Fails, naming it and where it is from, where it is no regular expression.
+  explicit NamePattern(const std::string& pattern, const std::string& from = "quantization_config");
+  bool matches(const std::string& name) const;      // from the start of the name, as Python's re.match does
+  bool is_found_in(const std::string& name) const;  // anywhere in the name, as re.search does
 
  private:
   std::regex regex_;

@@ -15,13 +15,21 @@ namespace quantfuse::checkpoint {
 class NewFile {
  public:
   // Throws std::system_error where `path` cannot be written to, so that a command finds out before its work.
-  explicit NewFile(const std::filesystem::path& path);
+  // Until it is finished it lies beside its place, or in `folder` where that is given, of the same file
+  // system.
+  explicit NewFile(const std::filesystem::path& path, const std::filesystem::path& folder = {});
   ~NewFile();  // removes what was not finished
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
 
   void write(std::span<const uint8_t> bytes);  // throws std::system_error
-  void finish();                               // to its final name
+  // The same at a place of the caller's choice; threads may do so at once. What `write` does next is as
+  // before.
+  void write_at(int64_t offset, std::span<const uint8_t> bytes);
+  // Takes the disk space for that many bytes now, where the file system can: a full disk shows before the
+  // work.
+  void reserve(int64_t bytes);
+  void finish();  // to its final name
 
  private:
   [[noreturn]] void refuse() const;

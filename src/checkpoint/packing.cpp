@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "checkpoint/layer.h"
+#include "checkpoint/parallel.h"
 #include "formats/codes.h"
 
 namespace quantfuse::checkpoint {
@@ -53,6 +54,12 @@ void transpose_tile(const uint8_t* words, int64_t n, const TileArea& area, uint3
   }
 }
 
+// Canonical codes to 4- or 8-bit fields and back, which is the same: `size` bytes.
+void flip_top_bits(const uint8_t* in, int64_t size, int bits, uint8_t* out) {
+  const auto flip = static_cast<uint8_t>(top_bits(bits));
+  for (int64_t i = 0; i < size; ++i) out[i] = in[i] ^ flip;
+}
+
 }  // namespace
 
 std::vector<uint8_t> codes_from_rows(const Tensor& words, int64_t n, int64_t k, int bits) {
@@ -65,9 +72,7 @@ std::vector<uint8_t> codes_from_rows(const Tensor& words, int64_t n, int64_t k, 
       unpack_row({words, row * row_words, 1, bits}, format, k, out);
       continue;
     }
-    const uint8_t* in = words.bytes.data() + row * row_words * 4;
-    const auto flip = static_cast<uint8_t>(top_bits(bits));
-    for (int64_t i = 0; i < row_bytes; ++i) out[i] = in[i] ^ flip;
+    flip_top_bits(words.bytes.data() + row * row_words * 4, row_bytes, bits, out);
     clear_tail(format, k, out);
   }
   return codes;
@@ -86,8 +91,8 @@ std::vector<uint8_t> codes_from_columns(const Tensor& words, int64_t n, int64_t 
   }
   // A transposition of words. Tiles have whole cache lines on both sides; strips of them, whole pages.
   constexpr int64_t kStrip = 256;
-  for (int64_t strip = 0; strip < n; strip += kStrip) {
-    const int64_t strip_end = std::min(strip + kStrip, n);
+  for_each_piece(ceil_div(n, kStrip), num_worker_threads(), [&](int, int64_t piece) {
+    const int64_t strip = piece * kStrip, strip_end = std::min(strip + kStrip, n);
     for (int64_t i = 0; i < num_words; i += kTile) {
       for (int64_t col = strip; col < strip_end; col += kTile) {
         const TileArea area{i, col, std::min(kTile, num_words - i), std::min(kTile, strip_end - col)};
@@ -95,8 +100,41 @@ std::vector<uint8_t> codes_from_columns(const Tensor& words, int64_t n, int64_t 
       }
     }
     for (int64_t col = strip; col < strip_end; ++col) clear_tail(format, k, codes.data() + col * row_bytes);
-  }
+  });
   return codes;
+}
+
+std::span<const uint8_t> words_from_rows(std::vector<uint8_t>& codes, int64_t n, int64_t k, int bits,
+                                         std::vector<uint8_t>& scratch) {
+  const qf_format format = integer_format(bits);
+  const int64_t row_bytes = quantfuse::row_bytes(format, k), word_bytes = packed_words(k, bits) * 4;
+  if (row_bytes == word_bytes && k * bits % 32 == 0) {
+    flip_top_bits(codes.data(), n * row_bytes, bits, codes.data());
+    return codes;
+  }
+  scratch.assign(static_cast<size_t>(n * word_bytes), 0);
+  for (int64_t row = 0; row < n; ++row) {
+    uint8_t* out = scratch.data() + row * word_bytes;
+    flip_top_bits(codes.data() + row * row_bytes, row_bytes, bits, out);
+    clear_tail(format, k, out);
+  }
+  return scratch;
+}
+
+void words_from_columns(std::span<const int8_t> numbers, int64_t n, int64_t k, int bits,
+                        std::vector<uint8_t>& words) {
+  const int per_word = 32 / bits, offset = 1 << (bits - 1);
+  words.assign(static_cast<size_t>(packed_words(n, bits) * k * 4), 0);
+  for (int64_t row = 0; row < n; ++row) {
+    for (int64_t col = 0; col < k; ++col) {
+      const auto field = static_cast<uint32_t>(numbers[static_cast<size_t>(row * k + col)] + offset);
+      uint8_t* place = words.data() + (row / per_word * k + col) * 4;
+      uint32_t word;
+      std::memcpy(&word, place, sizeof(word));
+      word |= field << row % per_word * bits;
+      std::memcpy(place, &word, sizeof(word));
+    }
+  }
 }
 
 }  // namespace quantfuse::checkpoint

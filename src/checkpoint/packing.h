@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "checkpoint/tensor.h"
@@ -35,5 +36,14 @@ struct FieldStream {
 std::vector<uint8_t> codes_from_rows(const Tensor& words, int64_t n, int64_t k, int bits);
 // Canonical codes [n, k] from words [ceil(k * bits / 32), n]: each column is a stream.
 std::vector<uint8_t> codes_from_columns(const Tensor& words, int64_t n, int64_t k, int bits);
+
+// The ways back, at 4 and 8 bits. Words [n, ceil(k * bits / 32)] from canonical codes [n, k]: the codes' own
+// memory, changed in place, where rows end with a word, and `scratch` where they do not. Fields behind a row
+// are 0.
+std::span<const uint8_t> words_from_rows(std::vector<uint8_t>& codes, int64_t n, int64_t k, int bits,
+                                         std::vector<uint8_t>& scratch);
+// Words [ceil(n * bits / 32), k] from numbers [n, k]: each column is a stream.
+void words_from_columns(std::span<const int8_t> numbers, int64_t n, int64_t k, int bits,
+                        std::vector<uint8_t>& words);
 
 }  // namespace quantfuse::checkpoint

@@ -59,6 +59,17 @@ std::vector<uint8_t> codes_from_int8(const Tensor& codes, int64_t n, int64_t k, 
   return packed;
 }
 
+void int8_from_codes(std::span<const uint8_t> codes, int64_t n, int64_t k, std::vector<uint8_t>& out) {
+  const int64_t row_bytes = quantfuse::row_bytes(QF_INT4, k);
+  out.resize(static_cast<size_t>(n * k));
+  for (int64_t row = 0; row < n; ++row) {
+    const uint8_t* in = codes.data() + row * row_bytes;
+    for (int64_t col = 0; col < k; ++col) {
+      out[static_cast<size_t>(row * k + col)] = static_cast<uint8_t>((nibble_at(in, col) ^ 8) - 8);
+    }
+  }
+}
+
 std::vector<int8_t> load_zeros_int8(const Tensor& zero) {
   const auto* begin = reinterpret_cast<const int8_t*>(zero.bytes.data());
   std::vector<int8_t> zeros(begin, begin + zero.bytes.size());

@@ -27,6 +27,9 @@ CanonicalWeight load_scaled(const Tensor& scale, qf_format format, int64_t n, in
 // Canonical codes from int8 ones; fails, naming the tensor, at the first that `bits` bits cannot hold.
 std::vector<uint8_t> codes_from_int8(const Tensor& codes, int64_t n, int64_t k, int bits);
 
+// The way back from INT4: one int8 per code.
+void int8_from_codes(std::span<const uint8_t> codes, int64_t n, int64_t k, std::vector<uint8_t>& out);
+
 // Zero points from an int8 tensor; empty where all are 0.
 std::vector<int8_t> load_zeros_int8(const Tensor& zero);
 

@@ -109,6 +109,18 @@ float load_float(const Tensor& tensor, int64_t i) {
   }
 }
 
+void store_floats(std::span<const float> values, Type type, uint8_t* out) {
+  const auto store_as = [&](auto rounded) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      from_float(values[i], rounded);
+      std::memcpy(out + i * sizeof(rounded), &rounded, sizeof(rounded));
+    }
+  };
+  if (type == Type::f16) store_as(f16());
+  else if (type == Type::bf16) store_as(bf16());
+  else store_as(float());
+}
+
 float round_to(Type type, float value) {
   if (type == Type::f16) {
     f16 rounded;

@@ -103,5 +103,7 @@ float load_float(const Tensor& tensor, int64_t i);
 
 // The nearest number of type f32, f16 or bf16.
 float round_to(Type type, float value);
+// All of `values` as numbers of such a type, one after the other.
+void store_floats(std::span<const float> values, Type type, uint8_t* out);
 
 }  // namespace quantfuse::checkpoint

@@ -106,6 +106,7 @@ Table bench_table(const std::vector<Job>& jobs) {
 int run_bench(const BenchOptions& options) {
   if (options.op.empty() == options.suite.empty())
     throw UsageError("bench: give an operation or --suite cpu|h200");
+  if (options.op == "checkpoint") return run_checkpoint_bench(options);
   JsonFile file(options.json_path);
   const qf_device device = options.suite == "h200" && options.problem.device == "cpu"
                                ? qf_device{QF_CUDA, 0}

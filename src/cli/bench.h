@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "baselines.h"
+#include "commands.h"
 #include "limits.h"
 #include "measure.h"
 #include "output.h"
@@ -71,6 +72,9 @@ std::vector<Spec> cpu_suite();
 // The layers of Llama 7B, 8B and 70B at seven sizes of a batch; the producers of 8-bit activations.
 std::vector<Spec> h200_suite();
 std::vector<Chain> h200_chains();  // the layers of a decoder block
+
+// Quantizing and importing checkpoints, against the machine's copy rate.
+int run_checkpoint_bench(const BenchOptions&);
 
 // Loading the library with a first call, and what a call costs before it does any work.
 std::vector<Row> measure_overheads(const Machine&, double seconds);

@@ -71,4 +71,15 @@ struct DequantizeOptions {
 };
 int run_dequantize(const DequantizeOptions&);
 
+struct QuantizeOptions {
+  std::string in, out, json_path;
+  std::string scheme;
+  std::string group;  // "": the scheme's own
+  std::string method = "rtn", format = "compressed-tensors", shard_size = "5GB";
+  std::vector<std::string> exclude;
+  std::string include;
+  bool is_asymmetric = false;
+};
+int run_quantize(const QuantizeOptions&);
+
 }  // namespace quantfuse::cli

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
+#include "checkpoint/scheme.h"
 #include "commands.h"
 #include "quantfuse/quantfuse.h"
 
@@ -33,6 +34,7 @@ constexpr const char* kBenchExamples =
     "  quantfuse bench quantize --format int8 --m 4096 --n 4096 --device cuda\n"
     "  quantfuse bench norm --out-quant int8 --residual --m 512 --n 4096\n"
     "  quantfuse bench --suite cpu --json cpu.json\n"
+    "  quantfuse bench checkpoint\n"
     "\n"
     "Times are medians, after a warm-up, of at least 20 calls and --seconds of time (fewer calls where\n"
     "one takes very long), over copies of the data that are together more than 3 times the last cache,\n"
@@ -70,6 +72,19 @@ constexpr const char* kDequantizeExamples =
     "Every quantized weight becomes NAME.weight [out, in], as the format's own tool gives it; everything "
     "else\n"
     "is copied. The exit code is 1, and nothing is written, where the checkpoint is broken.";
+
+constexpr const char* kQuantizeExamples =
+    "Examples:\n"
+    "  quantfuse quantize models/Llama-3-8B models/Llama-3-8B-int4 --scheme int4 --group 128\n"
+    "  quantfuse quantize models/Llama-3-8B out --scheme w8a8-fp8 --exclude 'layers\\.0\\.'\n"
+    "  quantfuse quantize model.safetensors out --scheme fp4 --format quantfuse\n"
+    "The 2-D weights of linear layers are quantized; embeddings, norms, the output head and routers are "
+    "not.\n"
+    "Patterns are for names of modules, and match anywhere in them. The result is a folder that Transformers "
+    "and\n"
+    "vLLM load (--format compressed-tensors), with everything else of IN. Killed half-way, the same command "
+    "goes\n"
+    "on with the first shard that is missing.";
 
 // CLI11's own check for this prints the largest double in full.
 const CLI::Validator kSize(
@@ -189,8 +204,10 @@ int run(int argc, char** argv) {
   CLI::App& bench_app =
       add_command(app, "bench", "Measure speed, against the machine's limits and against OpenBLAS and oneDNN",
                   kBenchExamples, bench, run_bench, chosen);
-  CLI::Option* op = bench_app.add_option("op", bench.op, "Operation")
-                        ->check(CLI::IsMember(operation_words()))
+  std::vector<std::string> benches = operation_words();
+  benches.push_back("checkpoint");
+  CLI::Option* op = bench_app.add_option("op", bench.op, "Operation, or checkpoint")
+                        ->check(CLI::IsMember(benches))
                         ->type_name("OP");
   bench_app.add_option("--suite", bench.suite, "A set of cases: the layers of Llama-3-8B and more")
       ->check(CLI::IsMember({"cpu", "h200"}))
@@ -247,6 +264,31 @@ int run(int argc, char** argv) {
       ->type_name("OUT.safetensors");
   add_words(dequantize_app, "--dtype", dequantize.dtype, {"f32", "bf16"}, "Type of the dequantized weights");
   add_stated(dequantize_app, dequantize.stated);
+
+  QuantizeOptions quantize;
+  CLI::App& quantize_app =
+      add_command(app, "quantize", "Quantize the weights of a safetensors checkpoint, without calibration",
+                  kQuantizeExamples, quantize, run_quantize, chosen);
+  quantize_app.add_option("in", quantize.in, "A folder or a .safetensors file")->required()->type_name("IN");
+  quantize_app.add_option("out", quantize.out, "The folder to write")->required()->type_name("OUT");
+  add_words(quantize_app, "--scheme", quantize.scheme, checkpoint::scheme_names(), "What the weights become");
+  quantize_app.get_option("--scheme")->required();
+  quantize_app
+      .add_option("--group", quantize.group,
+                  "Inputs that share a scale, or channel, or tensor [int4, w4a8 and fp4 128, else channel]")
+      ->type_name("INT|channel|tensor");
+  add_words(quantize_app, "--method", quantize.method, {"rtn", "mse"},
+            "Scales that hold the largest number, or those of the least squared error");
+  quantize_app.add_flag("--asymmetric", quantize.is_asymmetric, "Integers with zero points");
+  quantize_app.add_option("--exclude", quantize.exclude, "Leave these modules as they are; may be repeated")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+  quantize_app.add_option("--include", quantize.include, "Quantize these modules alone")->type_name("REGEX");
+  add_words(quantize_app, "--format", quantize.format, {"compressed-tensors", "quantfuse"},
+            "Layout of the result");
+  quantize_app.add_option("--shard-size", quantize.shard_size, "Most bytes of a file, as in 5GB or 500MB")
+      ->type_name("SIZE")
+      ->capture_default_str();
 
   try {
     app.parse(argc, argv);

@@ -114,6 +114,39 @@ void Progress::clear() {
   std::fflush(stderr);
 }
 
+ByteProgress::ByteProgress(int64_t total) : is_shown_(isatty(STDERR_FILENO)), total_(total) {}
+
+void ByteProgress::step(const std::string& what, int64_t done) {
+  if (!is_shown_) return;
+  if (done_at_start_ < 0) done_at_start_ = done, start_ = std::chrono::steady_clock::now();
+  constexpr int kWidth = 24;
+  const double share = total_ > 0 ? static_cast<double>(done) / static_cast<double>(total_) : 1;
+  const auto filled = static_cast<size_t>(share * kWidth);
+  std::string line = fmt::format("[{}{}] {:3.0f}%", std::string(filled, '#'),
+                                 std::string(kWidth - filled, '.'), 100 * share);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  const auto done_here = static_cast<double>(done - done_at_start_);
+  if (done_here > 0 && seconds > 0) {
+    const double rate = done_here / seconds;
+    line += fmt::format("  {}/s  {} left", human_bytes(rate),
+                        human_time(static_cast<double>(total_ - done) / rate));
+  }
+  fmt::print(stderr, "\r\033[K{}  {}", line, what.substr(0, 48));
+  std::fflush(stderr);
+}
+
+void ByteProgress::clear() {
+  if (!is_shown_) return;
+  fmt::print(stderr, "\r\033[K");
+  std::fflush(stderr);
+}
+
+std::string human_time(double seconds) {
+  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  if (whole >= 3600) return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+  return fmt::format("{}:{:02}", whole / 60, whole % 60);
+}
+
 std::string human_bytes(double bytes) {
   if (bytes >= 1e9) return fmt::format("{:.2f} GB", bytes / 1e9);
   if (bytes >= 1e6) return fmt::format("{:.1f} MB", bytes / 1e6);

@@ -3,6 +3,7 @@
 // What every command prints with: colour, tables, progress, JSON files.
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -64,6 +65,22 @@ class Progress {
   size_t total_, done_ = 0;
 };
 
-std::string human_bytes(double bytes);  // "9.0 MB"
+// The same for work that is known in bytes: a bar, the rate and the time left.
+class ByteProgress {
+ public:
+  explicit ByteProgress(int64_t total);
+  ~ByteProgress() { clear(); }
+  void step(const std::string& what,
+            int64_t done);  // about to do the next piece, with so many bytes behind it
+  void clear();
+
+ private:
+  bool is_shown_;
+  int64_t total_, done_at_start_ = -1;  // what was done before the first step says nothing about the rate
+  std::chrono::steady_clock::time_point start_;
+};
+
+std::string human_bytes(double bytes);   // "9.0 MB"
+std::string human_time(double seconds);  // "1:05:09", "3:20"
 
 }  // namespace quantfuse::cli

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// QuantFuse's own layout, as quantfuse_layout.cpp and QuantizedWeight.save of the Python package write it:
+// the canonical form as it is. A file of one weight has no names in front of its tensors, and its metadata as
+// they are.
+//
+//   M.codes   I8, U8 or F8 [n, k], or U8 [n, ceil(k/2)]      M.scales  F32 or U8 (E8M0), one per block
+//   M.zeros   I8, like the scales, optional                  M.g_idx   I32 [k], optional
+//   __metadata__["M.weight"] = {"format": "quantfuse.weight.1", "quantization", "shape", "block", "is_gated"}
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "checkpoint/error.h"
+#include "checkpoint/import.h"
+#include "checkpoint/quantfuse_layout.h"
+#include "checkpoint/scale_grid.h"
+#include "core/dtype.h"
+
+namespace quantfuse::checkpoint {
+namespace {
+
+struct StoredFormat {
+  qf_format format = QF_FORMAT_NONE;
+  bool has_e8m0_scale = false;
+};
+
+StoredFormat stored_format(const Settings& metadata) {
+  const std::string name = metadata.text("quantization");
+  for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1}) {
+    for (const bool has_e8m0_scale : {false, true}) {
+      if (has_e8m0_scale && format != QF_FP8_E4M3 && format != QF_FP4_E2M1) continue;
+      if (name == stored_format_name(format, has_e8m0_scale)) return {format, has_e8m0_scale};
+    }
+  }
+  metadata.refuse("quantization", "a format of quantfuse");
+}
+
+// "64 256"
+std::pair<int64_t, int64_t> pair_of(const Settings& metadata, const char* key) {
+  const std::string text = metadata.text(key);
+  int64_t numbers[2] = {-1, -1};
+  const char *begin = text.data(), *end = begin + text.size();
+  for (int64_t& number : numbers) {
+    const auto [after, error] = std::from_chars(begin, end, number);
+    const char expected_end = &number == numbers ? ' ' : '\0';
+    if (error != std::errc() || number < 0 || (after == end ? '\0' : *after) != expected_end) {
+      metadata.refuse(key, "two sizes");
+    }
+    begin = after + 1;
+  }
+  return {numbers[0], numbers[1]};
+}
+
+struct Parts {
+  const Tensor &codes, &scales;
+  const Tensor *zeros, *g_idx;
+  qf_format format;
+  int64_t n, k;
+  qf_block block;
+};
+
+CanonicalWeight load(const Parts& p) {
+  CanonicalWeight w = load_scaled(p.scales, p.format, p.n, p.k, p.block);
+  w.codes.assign(p.codes.bytes.begin(), p.codes.bytes.end());
+  if (p.zeros) w.zero = load_zeros_int8(*p.zeros);
+  if (p.g_idx) {
+    w.num_groups = p.scales.shape.back();
+    w.g_idx = load_group_index(*p.g_idx, w.num_groups);
+  }
+  return w;
+}
+
+// `prefix` is "M." of a model, and empty in a file of one weight.
+void add_layer(Plan& plan, const std::string& prefix, const Settings& metadata) {
+  if (metadata.text("format") != kQuantfuseFormat) metadata.refuse("format", kQuantfuseFormat);
+  const auto [format, has_e8m0_scale] = stored_format(metadata);
+  const auto [n, k] = pair_of(metadata, "shape");
+  const auto [block_rows, block_cols] = pair_of(metadata, "block");
+  const Tensor& codes = plan.need(prefix + "codes");
+  const Tensor& scales = plan.need(prefix + "scales", codes.name);
+  const Tensor *zeros = plan.find(prefix + "zeros"), *g_idx = plan.find(prefix + "g_idx");
+
+  expect_type(codes, {stored_code_type(format)});
+  expect_shape(codes, {n, row_bytes(format, k)},
+               fmt::format("metadata say {} of shape {}", metadata.text("quantization"), shape_text({n, k})));
+  const qf_block block = {block_rows, block_cols};
+  const std::string why =
+      fmt::format("the weight is {}, and a scale is for {}x{} of it (0: the whole dimension)",
+                  shape_text({n, k}), block.rows, block.cols);
+  if (has_e8m0_scale) expect_type(scales, {Type::u8});
+  else expect_type(scales, {Type::f32, Type::u8});
+  if (g_idx) {
+    expect_type(*g_idx, {Type::i32});
+    expect_shape(*g_idx, {k}, "a group for each input");
+    expect_rank(scales, 2);
+    expect_shape(scales, {scale_grid(n, k, block).rows, scales.size(1)}, why);
+  } else {
+    expect_grid(scales, n, k, block, why);
+  }
+  if (zeros) {
+    if (!is_integer(format)) fail(printable(zeros->name) + " is there, and the codes are no integers");
+    expect_type(*zeros, {Type::i8});
+    expect_shape(*zeros, scales.shape, "one for each scale");
+  }
+
+  LayerInfo info;
+  info.name = prefix + "weight";
+  info.shape = {n, k};
+  info.format = metadata.text("quantization");
+  info.bits = is_packed_4bit(format) ? 4 : 8;
+  info.block = block;
+  info.is_asymmetric = zeros != nullptr;
+  info.has_g_idx = g_idx != nullptr;
+  info.tensors = {&codes, &scales};
+  if (zeros) info.tensors.push_back(zeros);
+  if (g_idx) info.tensors.push_back(g_idx);
+  const Parts parts{codes, scales, zeros, g_idx, format, n, k, block};
+  plan.add(std::make_unique<CanonicalLayer>(std::move(info), [parts] { return load(parts); }));
+}
+
+void plan_quantfuse(Plan& plan) {
+  const auto& metadata = plan.checkpoint.metadata();
+  plan.format = "quantfuse";
+  if (plan.find("codes")) return add_layer(plan, "", Settings(Json(metadata), "__metadata__"));
+  for (const std::string& module : plan.modules_with(".codes")) {
+    const std::string name = module + ".weight", what = "__metadata__['" + printable(name) + "']";
+    const auto found = metadata.find(name);
+    if (found == metadata.end()) fail(what + " is missing");
+    add_layer(plan, module + ".", Settings(parse_json(found->second, what), what));
+  }
+}
+
+}  // namespace
+
+extern const Importer quantfuse_importer;
+const Importer quantfuse_importer{"quantfuse", {}, {".codes", ".scales", ".zeros", ".g_idx"}, plan_quantfuse};
+
+}  // namespace quantfuse::checkpoint
