@@ -6,6 +6,7 @@
 //
 //   M.codes   I8, U8 or F8 [n, k], or U8 [n, ceil(k/2)]      M.scales  F32 or U8 (E8M0), one per block
 //   M.zeros   I8, like the scales, optional                  M.g_idx   I32 [k], optional
+//   M.offsets F32, like the scales, optional
 //   __metadata__["M.weight"] = {"format": "quantfuse.weight.1", "quantization", "shape", "block", "is_gated"}
 #include <fmt/format.h>
 
@@ -27,7 +28,8 @@ struct StoredFormat {
 
 StoredFormat stored_format(const Settings& metadata) {
   const std::string name = metadata.text("quantization");
-  for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1}) {
+  for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4, QF_FP4_BNB,
+                                 QF_IQ4_NL}) {
     for (const bool has_e8m0_scale : {false, true}) {
       if (has_e8m0_scale && format != QF_FP8_E4M3 && format != QF_FP4_E2M1) continue;
       if (name == stored_format_name(format, has_e8m0_scale)) return {format, has_e8m0_scale};
@@ -54,7 +56,7 @@ std::pair<int64_t, int64_t> pair_of(const Settings& metadata, const char* key) {
 
 struct Parts {
   const Tensor &codes, &scales;
-  const Tensor *zeros, *g_idx;
+  const Tensor *zeros, *offsets, *g_idx;
   qf_format format;
   int64_t n, k;
   qf_block block;
@@ -64,6 +66,7 @@ CanonicalWeight load(const Parts& p) {
   CanonicalWeight w = load_scaled(p.scales, p.format, p.n, p.k, p.block);
   w.codes.assign(p.codes.bytes.begin(), p.codes.bytes.end());
   if (p.zeros) w.zero = load_zeros_int8(*p.zeros);
+  if (p.offsets) w.offset = load_scales(*p.offsets);
   if (p.g_idx) {
     w.num_groups = p.scales.shape.back();
     w.g_idx = load_group_index(*p.g_idx, w.num_groups);
@@ -79,7 +82,8 @@ void add_layer(Plan& plan, const std::string& prefix, const Settings& metadata) 
   const auto [block_rows, block_cols] = pair_of(metadata, "block");
   const Tensor& codes = plan.need(prefix + "codes");
   const Tensor& scales = plan.need(prefix + "scales", codes.name);
-  const Tensor *zeros = plan.find(prefix + "zeros"), *g_idx = plan.find(prefix + "g_idx");
+  const Tensor *zeros = plan.find(prefix + "zeros"), *offsets = plan.find(prefix + "offsets"),
+               *g_idx = plan.find(prefix + "g_idx");
 
   expect_type(codes, {stored_code_type(format)});
   expect_shape(codes, {n, row_bytes(format, k)},
@@ -103,6 +107,11 @@ void add_layer(Plan& plan, const std::string& prefix, const Settings& metadata) 
     expect_type(*zeros, {Type::i8});
     expect_shape(*zeros, scales.shape, "one for each scale");
   }
+  if (offsets) {
+    if (!is_integer(format)) fail(printable(offsets->name) + " is there, and the codes are no integers");
+    expect_type(*offsets, {Type::f32});
+    expect_shape(*offsets, scales.shape, "one for each scale");
+  }
 
   LayerInfo info;
   info.name = prefix + "weight";
@@ -110,12 +119,13 @@ void add_layer(Plan& plan, const std::string& prefix, const Settings& metadata) 
   info.format = metadata.text("quantization");
   info.bits = is_packed_4bit(format) ? 4 : 8;
   info.block = block;
-  info.is_asymmetric = zeros != nullptr;
+  info.is_asymmetric = zeros || offsets;
   info.has_g_idx = g_idx != nullptr;
   info.tensors = {&codes, &scales};
   if (zeros) info.tensors.push_back(zeros);
+  if (offsets) info.tensors.push_back(offsets);
   if (g_idx) info.tensors.push_back(g_idx);
-  const Parts parts{codes, scales, zeros, g_idx, format, n, k, block};
+  const Parts parts{codes, scales, zeros, offsets, g_idx, format, n, k, block};
   plan.add(std::make_unique<CanonicalLayer>(std::move(info), [parts] { return load(parts); }));
 }
 
@@ -134,6 +144,6 @@ void plan_quantfuse(Plan& plan) {
 }  // namespace
 
 extern const Importer quantfuse_importer;
-const Importer quantfuse_importer{"quantfuse", {}, {".codes", ".scales", ".zeros", ".g_idx"}, plan_quantfuse};
+const Importer quantfuse_importer{"quantfuse", {}, {".codes", ".scales", ".zeros", ".offsets", ".g_idx"}, plan_quantfuse};
 
 }  // namespace quantfuse::checkpoint
