@@ -20,6 +20,8 @@ and returns outputs of the same family: torch tensors for torch tensors, NumPy a
   :func:`linear`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ._library import (
     Explanation,
     explain,
@@ -42,14 +44,35 @@ from ._quantize import (
     quantize_tensor,
     static_quant_fp8,
 )
+from ._scheme import SCHEMES, Scheme
 from ._weight import QuantizedWeight
+
+if TYPE_CHECKING:
+    from . import nn
 
 __version__ = version()
 
+# What needs torch is imported when it is asked for.
+_LAZY = {"nn": "nn"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'quantfuse' has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(f".{_LAZY[name]}", __name__)
+    thing = module if name == _LAZY[name] else getattr(module, name)
+    globals()[name] = thing
+    return thing
+
+
 __all__ = [
+    "SCHEMES",
     "Explanation",
     "Quantized",
     "QuantizedWeight",
+    "Scheme",
     "dequantize_tensor",
     "explain",
     "gated_act",
@@ -60,6 +83,7 @@ __all__ = [
     "kernels",
     "linear",
     "linear_backward",
+    "nn",
     "options",
     "per_token_group_quant_fp8",
     "per_token_group_quant_int8",
