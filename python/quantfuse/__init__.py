@@ -48,12 +48,22 @@ from ._scheme import SCHEMES, Scheme
 from ._weight import QuantizedWeight
 
 if TYPE_CHECKING:
-    from . import nn
+    from . import nn as nn
+    from ._model.load import load_quantized as load_quantized
+    from ._model.quantize import quantize_model as quantize_model
+    from ._model.quantize import replace_linear_with_quantized as replace_linear_with_quantized
+    from .integrations.transformers import QuantFuseConfig as QuantFuseConfig
 
 __version__ = version()
 
 # What needs torch is imported when it is asked for.
-_LAZY = {"nn": "nn"}
+_LAZY = {
+    "QuantFuseConfig": "integrations.transformers",
+    "nn": "nn",
+    "load_quantized": "_model.load",
+    "quantize_model": "_model.quantize",
+    "replace_linear_with_quantized": "_model.quantize",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -65,6 +75,10 @@ def __getattr__(name: str) -> Any:
     thing = module if name == _LAZY[name] else getattr(module, name)
     globals()[name] = thing
     return thing
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
 
 
 __all__ = [
@@ -83,7 +97,6 @@ __all__ = [
     "kernels",
     "linear",
     "linear_backward",
-    "nn",
     "options",
     "per_token_group_quant_fp8",
     "per_token_group_quant_int8",

@@ -12,6 +12,7 @@ import quantfuse as qf
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 DEVICES = ["cpu"] + ["cuda"] * (torch.cuda.is_available() and bool(qf.info()["cuda"]["architectures"]))
@@ -151,6 +152,8 @@ def test_a_call_costs_little_more_than_that_of_torch(device):
     x = torch.randn(1, 64, device=device, dtype=linear.weight.dtype)
     calls = {"torch": lambda: functional.linear(x, linear.weight, linear.bias), "ours": lambda: layer(x)}
     best = dict.fromkeys(calls, float("inf"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine waking another one takes longer than the call
     with torch.inference_mode():
         for _ in range(50):
             for name, run in calls.items():
@@ -161,6 +164,7 @@ def test_a_call_costs_little_more_than_that_of_torch(device):
                 best[name] = min(best[name], (time.perf_counter() - start) / 100)
                 if device == "cuda":
                     torch.cuda.synchronize()
+    torch.set_num_threads(threads)
     # 12 us on a machine that is otherwise idle, and whose F.linear takes 3 us.
     assert best["ours"] - best["torch"] < max(12e-6, 4 * best["torch"]), best
 
@@ -312,7 +316,7 @@ def model(scheme):
 def test_compiled_without_a_break_and_once_for_all_m(scheme):
     torch._dynamo.reset()
     layers = model(scheme)
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layers, backend=counter, fullgraph=True, dynamic=True)
     with torch.no_grad():
         for m in (2, 3, 7, 100, 5):

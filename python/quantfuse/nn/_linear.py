@@ -81,22 +81,25 @@ class QuantizedLinear(nn.Linear):
         cls, linear: nn.Linear, scheme: str | Scheme = "int8", *, activation: str | None = None
     ) -> QuantizedLinear:
         """The quantized form of ``linear``, with its bias, on its device."""
-        weight = linear.weight
-        layer = cls._like(linear, weight.shape[1], weight.shape[0], scheme, activation)
-        if not weight.is_meta:
-            layer.quantize_from_float(weight)
+        layer = cls.from_float(linear.weight, scheme, linear.bias, activation=activation)
+        layer.train(linear.training)
         return layer
 
     @classmethod
-    def _like(
-        cls, linear: Any, in_features: int, out_features: int, scheme: str | Scheme, activation: str | None
+    def from_float(
+        cls,
+        weight: torch.Tensor,
+        scheme: str | Scheme = "int8",
+        bias: torch.Tensor | None = None,
+        *,
+        activation: str | None = None,
     ) -> QuantizedLinear:
+        """A layer of ``weight`` ``[out, in]``, on its device; on the meta device its state comes later."""
         layer = cls(
-            in_features, out_features, bias=False, scheme=scheme, activation=activation, device="meta"
+            weight.shape[1], weight.shape[0], bias=False, scheme=scheme, activation=activation, device="meta"
         )
-        layer.bias = linear.bias
-        layer.train(linear.training)
-        return layer
+        layer.bias = _parameter(bias)
+        return layer if weight.is_meta else layer.quantize_from_float(weight)
 
     @classmethod
     def from_weight(
@@ -118,9 +121,56 @@ class QuantizedLinear(nn.Linear):
             gated=weight.is_gated,
             device="meta",
         )
-        if bias is not None:
-            layer.bias = bias if isinstance(bias, nn.Parameter) else nn.Parameter(bias, requires_grad=False)
+        layer.bias = _parameter(bias)
         layer._adopt(weight)
+        layer.settle()
+        return layer
+
+    @classmethod
+    def merged(
+        cls, layers: list[QuantizedLinear], *, gated: bool = False, activation: str | None = None
+    ) -> QuantizedLinear:
+        """One layer whose rows are those of ``layers``, in order, exactly; their formats are the same. It is
+        left to the caller to :meth:`settle` it."""
+        first = layers[0]
+        device = first._device()
+        parts = [layer._held() for layer in layers]
+        held = {
+            name: None if parts[0][name] is None else torch.cat([part[name] for part in parts]).to(device)
+            for name in ("codes", "scales", "zeros")
+        }
+        rows = sum(layer.weight_shape[0] for layer in layers)
+        g_idx = None if parts[0]["g_idx"] is None else parts[0]["g_idx"].to(device)
+        weight = QuantizedWeight(
+            first.weight_format,
+            (rows, first.in_features),
+            first.block,
+            held["codes"],
+            held["scales"],
+            held["zeros"],
+            g_idx,
+            gated,
+        )
+        layer = cls(
+            first.in_features,
+            weight.out_features,
+            bias=False,
+            scheme=first.scheme,
+            activation=activation,
+            gated=gated,
+            device="meta",
+        )
+        layer._keeps_canonical = first._keeps_canonical
+        biases = [layer.bias for layer in layers]
+        present = next((bias for bias in biases if bias is not None), None)
+        if present is not None:
+            filled = [
+                present.new_zeros(layer.weight_shape[0]) if layer.bias is None else layer.bias.detach()
+                for layer in layers
+            ]
+            layer.bias = nn.Parameter(torch.cat(filled), requires_grad=present.requires_grad)
+        layer._adopt(weight)
+        layer.train(first.training)
         return layer
 
     @torch.no_grad()
@@ -130,25 +180,28 @@ class QuantizedLinear(nn.Linear):
             raise ValueError(f"weight has shape {tuple(weight.shape)}, expected {self.weight_shape}")
         if not bool(torch.isfinite(weight).all()):
             raise ValueError("weight has values that are not finite")
-        scheme = self.scheme
-        self._adopt(
-            QuantizedWeight.from_float(
-                weight.detach().contiguous(),
-                scheme.format,
-                group=scheme.group,
-                symmetric=scheme.symmetric,
-                mse=scheme.mse,
-                gated=self.is_gated,
-            )
-        )
+        self._adopt(self.quantize(weight))
+        self.settle()
         return self
+
+    def quantize(self, weight: torch.Tensor) -> QuantizedWeight:
+        """``weight`` by the layer's scheme."""
+        scheme = self.scheme
+        return QuantizedWeight.from_float(
+            weight.detach().contiguous(),
+            scheme.format,
+            group=scheme.group,
+            symmetric=scheme.symmetric,
+            mse=scheme.mse,
+            gated=self.is_gated,
+        )
 
     def _adopt(self, weight: QuantizedWeight) -> None:
         self._set_format(weight.format, weight.block, weight.is_gated)
         for name in _CANONICAL:
             self._buffers[name] = getattr(weight, name)
-        self._buffers["layout"] = self._layout_tensor(weight.codes.device)  # type: ignore[union-attr]
-        self._settle()
+        self._buffers["layout"] = self._layout_tensor(getattr(weight.codes, "device", None))
+        self._buffers["packed"], self._host = None, None
 
     def _set_format(self, format: str, block: tuple[int, int], is_gated: bool) -> None:
         self.weight_format, self.block, self.is_gated = format, block, is_gated
@@ -221,6 +274,12 @@ class QuantizedLinear(nn.Linear):
             self.is_gated,
         )
 
+    @property
+    def canonical_bytes(self) -> int:
+        """Bytes of the weight's canonical tensors: of its part of a state."""
+        held = [tensor for tensor in self._held().values() if tensor is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
     def extra_repr(self) -> str:
         words = [
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}",
@@ -256,7 +315,7 @@ class QuantizedLinear(nn.Linear):
             name: self._buffers[name] if self._host is None else self._host.get(name) for name in _CANONICAL
         }
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Called where the weight has come to a device: decides what is kept there."""
         self._host = None
         self._buffers["packed"] = None
@@ -284,7 +343,7 @@ class QuantizedLinear(nn.Linear):
         if device != before:
             for name, tensor in (*self._held().items(), ("layout", self._buffers["layout"])):
                 self._buffers[name] = None if tensor is None else _moved(tensor, device)
-            self._settle()
+            self.settle()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -306,9 +365,18 @@ class QuantizedLinear(nn.Linear):
         codes = self._buffers["codes"]
         assert codes is not None
         self._buffers["codes"] = codes.view(_code_dtype(self.weight_format))
-        self._settle()
+        self.settle()
 
     # ---- State ----
+
+    def check_state(self) -> None:
+        """Refuses tensors that are not those of a layer like this one."""
+        layout = self._buffers["layout"]
+        expected = [_FORMAT_NUMBERS[self.weight_format], *self._geometry]
+        if layout is None or layout.flatten().tolist() != expected:
+            text = "nothing" if layout is None else _layout_text(layout)
+            raise ValueError(f"the state is of another layout, {text}, expected {self}")
+        self.quantized_weight()
 
     def _layout_tensor(self, device: Any) -> torch.Tensor:
         return torch.tensor([_FORMAT_NUMBERS[self.weight_format], *self._geometry], device=device)
@@ -376,7 +444,7 @@ class QuantizedLinear(nn.Linear):
         if not taken["codes"].is_meta:
             self._weight_of(taken)
         self._buffers.update(taken)
-        self._settle()
+        self.settle()
 
 
 class LinearGELU(QuantizedLinear):
@@ -395,6 +463,10 @@ class LinearSiLU(QuantizedLinear):
 
     def __init__(self, *args: Any, activation: str | None = None, **options: Any):
         super().__init__(*args, activation=activation or "silu", **options)
+
+
+def _parameter(bias: torch.Tensor | None) -> nn.Parameter | None:
+    return bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias, requires_grad=False)
 
 
 def _scheme_of(scheme: str | Scheme | None, bits: int | None) -> Scheme:
