@@ -98,6 +98,12 @@ def _make_weight(
     return weight
 
 
+def packed_bytes() -> int:
+    """Of everything that was packed here and is still in use."""
+    packed = [weight.packed for _, weight in _weights.values() if weight.codes is not None]
+    return sum(int(tensor.nbytes) for tensor in packed if tensor is not None)
+
+
 # ---- linear ----
 
 

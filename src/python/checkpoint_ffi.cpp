@@ -65,9 +65,8 @@ std::string describe(const Opened& opened) {
                       {"rounding", checkpoint::type_name(info.rounding)}});
   }
   for (const checkpoint::Tensor* tensor : opened.import.plain) {
-    plain.push_back({{"name", tensor->name},
-                     {"shape", tensor->shape},
-                     {"type", checkpoint::type_name(tensor->type)}});
+    plain.push_back(
+        {{"name", tensor->name}, {"shape", tensor->shape}, {"type", checkpoint::type_name(tensor->type)}});
   }
   return checkpoint::Json{{"format", opened.import.format},
                           {"architecture", opened.files.architecture()},
@@ -123,16 +122,15 @@ ffi::Array<ffi::Any> open(const ffi::String& path, const ffi::Array<ffi::String>
   for (size_t i = 0; i + 1 < stated.size(); i += 2) fields.emplace_back(stated[i], stated[i + 1]);
   auto opened = checked([&] { return std::make_shared<Opened>(std::string(path), fields); });
   const auto layer = [opened](int64_t i) -> const checkpoint::Layer& { return *opened->import.layers.at(i); };
-  return {
-      ffi::String(describe(*opened)),
-      ffi::Function::FromTyped([=](int64_t i) { return checked([&] { return canonical(layer(i)); }); }),
-      ffi::Function::FromTyped(
-          [=](int64_t i, ffi::Tensor out) { checked([&] { dequantize(layer(i), out); }); }),
-      ffi::Function::FromTyped([opened](int64_t i) {
-        const checkpoint::Tensor& tensor = *opened->import.plain.at(i);
-        return tensor_over(opened, tensor.bytes.data(), {kDLUInt, 8, 1},
-                           {static_cast<int64_t>(tensor.bytes.size())});
-      })};
+  return {ffi::String(describe(*opened)),
+          ffi::Function::FromTyped([=](int64_t i) { return checked([&] { return canonical(layer(i)); }); }),
+          ffi::Function::FromTyped(
+              [=](int64_t i, ffi::Tensor out) { checked([&] { dequantize(layer(i), out); }); }),
+          ffi::Function::FromTyped([opened](int64_t i) {
+            const checkpoint::Tensor& tensor = *opened->import.plain.at(i);
+            return tensor_over(opened, tensor.bytes.data(), {kDLUInt, 8, 1},
+                               {static_cast<int64_t>(tensor.bytes.size())});
+          })};
 }
 
 }  // namespace
