@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from ._linear import linear as _call_linear
 from ._linear import linear_backward as _call_linear_backward
 from ._norm import rms_norm as _call_rms_norm
+from ._quantize import quantize_tensor as _call_quantize
 from ._weight import QuantizedWeight
 
 _WEIGHT = (
@@ -54,9 +55,9 @@ def geometry_of(weight: QuantizedWeight) -> list[int]:
 
 # ---- Weights ----
 
-# By a tensor's id and the use of it: the tensor, and a weight that borrows its memory through aliases, so
+# By a tensor's id and its use: the tensor, and a weight that borrows its memory through aliases, so
 # that it does not keep the tensor itself alive.
-_weights: dict[tuple[int, bool, bool], tuple[weakref.ref[torch.Tensor], QuantizedWeight]] = {}
+_weights: dict[tuple[int, bool, bool, bool], tuple[weakref.ref[torch.Tensor], QuantizedWeight]] = {}
 
 
 def _weight(
@@ -72,7 +73,7 @@ def _weight(
     owner = codes if packed is None or for_backward else packed
     if owner is None:
         raise ValueError("quantfuse: packed and codes are both None, expected one of them")
-    key = (id(owner), bool(geometry[4]), for_backward)
+    key = (id(owner), bool(geometry[4]), codes is None, for_backward)
     known = _weights.get(key)
     if known is not None and known[0]() is owner:
         return known[1]
@@ -96,12 +97,6 @@ def _make_weight(
     )
     weight.packed = None if packed is None else packed.detach()
     return weight
-
-
-def packed_bytes() -> int:
-    """Of everything that was packed here and is still in use."""
-    packed = [weight.packed for _, weight in _weights.values() if weight.codes is not None]
-    return sum(int(tensor.nbytes) for tensor in packed if tensor is not None)
 
 
 # ---- linear ----
@@ -316,6 +311,20 @@ def _rms_norm_quantized_fake(x: Any, gain: Any, eps: float, out_quant: str, out_
     return _quantized_like(x, x.shape[-1], out_quant, out_group)
 
 
+# There are no CUDA kernels for the norm yet: torch's, and ours behind it.
+
+
+def _rms_norm_cuda(x: torch.Tensor, gain: Any, eps: float) -> Any:
+    gain = gain if gain is None else gain.float()
+    return torch.nn.functional.rms_norm(x.float(), x.shape[-1:], gain, eps).to(x.dtype)
+
+
+def _rms_norm_quantized_cuda(x: torch.Tensor, gain: Any, eps: float, out_quant: str, out_group: int) -> Any:
+    format = {"fp8": "fp8_e4m3"}.get(out_quant, out_quant)
+    codes, scale, _, _ = _call_quantize(_rms_norm_cuda(x, gain, eps), format, block=(1, out_group))
+    return codes, scale.view(*x.shape[:-1], scale.shape[-1])
+
+
 for _name, _kernel, _fake in (
     ("linear", _linear, _linear_fake),
     ("linear_quantized", _linear_quantized, _linear_quantized_fake),
@@ -324,7 +333,8 @@ for _name, _kernel, _fake in (
     ("rms_norm_quantized", _rms_norm_quantized, _rms_norm_quantized_fake),
 ):
     _library.impl(_name, _kernel, "CPU")
-    _library.impl(_name, _kernel, "CUDA")
+    _cuda_kernel = {"rms_norm": _rms_norm_cuda, "rms_norm_quantized": _rms_norm_quantized_cuda}.get(_name)
+    _library.impl(_name, _cuda_kernel or _kernel, "CUDA")
     torch.library.register_fake(f"quantfuse::{_name}", _fake, lib=_library)
 torch.library.register_autograd(
     "quantfuse::linear", _linear_gradient, setup_context=_save_linear, lib=_library

@@ -280,6 +280,37 @@ def test_on_a_gpu_the_packed_form_is_the_only_one():
     assert layer.codes.is_cuda
 
 
+@device
+@pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
+def test_the_canonical_form_may_be_dropped(scheme, device):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    layer = make(scheme, device=device, dtype=dtype)[1]
+    x = torch.randn(3, 256, device=device, dtype=dtype)
+    with torch.no_grad():
+        expected = layer(x)
+        assert torch.equal(layer.drop_canonical()(x), expected)
+    assert layer.codes is None
+    layer.half()
+    for what in (
+        layer.state_dict,
+        lambda: copy.deepcopy(layer),
+        lambda: layer.weight,
+        lambda: layer.to("meta"),
+    ):
+        with pytest.raises(RuntimeError, match="canonical tensors were dropped"):
+            what()
+    with pytest.raises(RuntimeError, match="canonical tensors were dropped"):
+        layer(x.half().requires_grad_()).sum().backward()
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="needs a CUDA device")
+def test_a_layer_that_ran_from_its_packed_form_still_takes_float32():
+    layer = make("int4", device="cuda", dtype=torch.bfloat16)[1]
+    x = torch.randn(3, 256, device="cuda")
+    y = layer(x.bfloat16())
+    assert relative(layer(x), y.float()) < 0.02
+
+
 def test_wrong_states_are_refused():
     _, layer = make("int8")
     x = torch.randn(2, 256)

@@ -14,11 +14,12 @@ ACTIVATIONS = ["identity", "relu", "gelu", "gelu_tanh", "silu"]
 
 def operands(n, k, scheme="int8", *, gated=False, device="cpu", **options):
     torch.manual_seed(3)
-    weight = qf.QuantizedWeight.from_float(
-        torch.randn(n, k, device=device) / k**0.5, scheme, gated=gated, **options
-    )
-    tensors = weight.codes, weight.scales, weight.zeros, weight.g_idx
-    return (None, *tensors, scheme, operators.geometry_of(weight)), weight.dequantize()
+    weight = qf.QuantizedWeight.from_float(torch.randn(n, k) / k**0.5, scheme, gated=gated, **options)
+    tensors = [
+        None if tensor is None else tensor.to(device)
+        for tensor in (weight.codes, weight.scales, weight.zeros, weight.g_idx)
+    ]
+    return (None, *tensors, scheme, operators.geometry_of(weight)), weight.dequantize().to(device)
 
 
 def call(x, weight, bias=None, activation="identity", residual=None, act_quant=None, act_group=0):

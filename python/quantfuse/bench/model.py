@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from .. import info, quantize_model, version
-from .._operators import packed_bytes
 from .._scheme import SCHEMES, Scheme
+from ..nn import QuantizedLinear
 from ._llama import SHAPES, Llama, random_llama
 
 
@@ -41,7 +41,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--scheme", default="int4", help=f"one or more of {', '.join(SCHEMES)}, with commas")
     parser.add_argument("--batch", default="1", help="one or more numbers of sequences, with commas")
     parser.add_argument("--device", choices=["cpu", "cuda"], default=None)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of context (default 512)")
+    parser.add_argument("--prompt", type=int, help="tokens of context (default 512; on a CPU 128)")
     parser.add_argument("--tokens", type=int, default=None, help="tokens to decode")
     parser.add_argument("--group", type=int, default=None, help="group size of the scheme")
     parser.add_argument("--keep-head", action="store_true", help="leave the output layer unquantized")
@@ -49,7 +49,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", help="also write the results to this file")
     options = parser.parse_args(arguments)
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    options.tokens = options.tokens or (128 if options.device == "cuda" else 16)
+    options.tokens = options.tokens or (128 if options.device == "cuda" else 32)
+    options.prompt = options.prompt or (512 if options.device == "cuda" else 128)
     try:
         options.batches = [int(word) for word in options.batch.split(",")]
         options.schemes = [Scheme(word, group=options.group) for word in options.scheme.split(",")]
@@ -75,6 +76,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         model = random_llama(SHAPES[options.shape], options.device, dtypes[0])
         exclude = ("lm_head",) if options.keep_head else ()
         quantize_model(model, scheme, exclude=exclude, show_progress=False)
+        for module in model.modules():
+            if isinstance(module, QuantizedLinear):
+                module.drop_canonical()
         rows += _measure(model, scheme.name, options)
         del model
     for row in rows:
@@ -159,10 +163,10 @@ def _measure_batch(model: Llama, batch: int, options: argparse.Namespace) -> dic
 
 
 def _held_bytes(model: Llama) -> int:
-    """Of all weights, in both forms where they are packed, and of the cache."""
+    """Of all weights and of the cache."""
     tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
-    own: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return own + packed_bytes()
+    total: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return total
 
 
 def _best_time(run: Callable[[], None], repetitions: int) -> float:

@@ -185,16 +185,30 @@ class QuantizedLinear(nn.Linear):
         return self
 
     def quantize(self, weight: torch.Tensor) -> QuantizedWeight:
-        """``weight`` by the layer's scheme."""
-        scheme = self.scheme
-        return QuantizedWeight.from_float(
-            weight.detach().contiguous(),
-            scheme.format,
-            group=scheme.group,
-            symmetric=scheme.symmetric,
-            mse=scheme.mse,
-            gated=self.is_gated,
+        """``weight`` by the layer's scheme, on its device."""
+        scheme, device = self.scheme, weight.device
+
+        def quantized(weight: torch.Tensor) -> QuantizedWeight:
+            return QuantizedWeight.from_float(
+                weight.detach().contiguous(),
+                scheme.format,
+                group=scheme.group,
+                symmetric=scheme.symmetric,
+                mse=scheme.mse,
+                gated=self.is_gated,
+            )
+
+        try:
+            return quantized(weight)
+        except NotImplementedError:  # a GPU does not make every format; a weight is quantized but once
+            if device.type == "cpu":
+                raise
+        made = quantized(weight.cpu())
+        codes, scales, zeros, _ = (
+            None if tensor is None else tensor.to(device)
+            for tensor in (made.codes, made.scales, made.zeros, made.g_idx)
         )
+        return QuantizedWeight(made.format, made.shape, made.block, codes, scales, zeros, None, made.is_gated)
 
     def _adopt(self, weight: QuantizedWeight) -> None:
         self._set_format(weight.format, weight.block, weight.is_gated)
@@ -220,7 +234,7 @@ class QuantizedLinear(nn.Linear):
         device_type = x.device.type
         if torch.is_autocast_enabled(device_type) and x_scale is None:
             x = x.to(torch.get_autocast_dtype(device_type))
-        if self._host is not None and (x.dtype is torch.float32 or x.requires_grad):
+        if self._host is not None and (x.requires_grad or (x.is_cuda and x.dtype is torch.float32)):
             self.keep_canonical()
         scheme = self.scheme
         return _operators.linear(
@@ -260,6 +274,7 @@ class QuantizedLinear(nn.Linear):
 
     def quantized_weight(self) -> QuantizedWeight:
         """The canonical weight; its tensors are the layer's own."""
+        self._need_canonical("be dequantized")
         return self._weight_of(self._held())
 
     def _weight_of(self, held: dict[str, Any]) -> QuantizedWeight:
@@ -298,11 +313,32 @@ class QuantizedLinear(nn.Linear):
         """Keeps the canonical tensors on the layer's device from now on, beside the packed ones."""
         self._keeps_canonical = True
         if self._host is not None:
+            self._need_canonical("compute a gradient, nor with float32 inputs on a GPU")
             device = self._device()
             for name, tensor in self._host.items():
                 self._buffers[name] = tensor.to(device)
             self._host = None
         return self
+
+    def drop_canonical(self) -> QuantizedLinear:
+        """Keeps what the kernels read and nothing else: half the memory on a CPU, and none of the host's for
+        a layer on a GPU. The layer has no state and no gradient from then on. Nothing changes where the
+        kernels read the canonical form."""
+        if self._buffers["packed"] is None and not self._must_keep_canonical():
+            self._buffers["packed"] = self.quantized_weight().pack().packed
+        if self._buffers["packed"] is not None:
+            self._host = {}
+            for name in _CANONICAL:
+                self._buffers[name] = None
+        return self
+
+    def _must_keep_canonical(self) -> bool:
+        """Packed kernels of GPUs compute with 16-bit inputs, and read their rows at multiples of 16 bytes."""
+        return self._device().type == "cuda" and (self._keeps_canonical or self.in_features % 8 != 0)
+
+    def _need_canonical(self, what: str) -> None:
+        if self._held()["codes"] is None:
+            raise RuntimeError(f"the layer's canonical tensors were dropped: it cannot {what}")
 
     def _device(self) -> torch.device:
         held = self._buffers["codes"] if self._buffers["packed"] is None else self._buffers["packed"]
@@ -320,8 +356,7 @@ class QuantizedLinear(nn.Linear):
         self._host = None
         self._buffers["packed"] = None
         codes = self._buffers["codes"]
-        # The packed kernels read rows of x at multiples of 16 bytes.
-        if codes is None or not codes.is_cuda or self._keeps_canonical or self.in_features % 8 != 0:
+        if codes is None or not codes.is_cuda or self._must_keep_canonical():
             return
         weight = self.quantized_weight().pack()
         if weight.packed is not None:
@@ -341,6 +376,7 @@ class QuantizedLinear(nn.Linear):
             self._buffers.update(hidden)
         device = fn(torch.empty(0, device=before)).device
         if device != before:
+            self._need_canonical(f"be moved to {device}")
             for name, tensor in (*self._held().items(), ("layout", self._buffers["layout"])):
                 self._buffers[name] = None if tensor is None else _moved(tensor, device)
             self.settle()
@@ -349,22 +385,20 @@ class QuantizedLinear(nn.Linear):
     def __getstate__(self) -> dict[str, Any]:
         """The canonical form: what is packed belongs to this process and its device. Codes go as bytes,
         because ``pickle`` loses the type of FP8 tensors."""
-        state = self.__dict__.copy()
+        self._need_canonical("be copied or pickled")
         held = self._held()
-        state["_buffers"] = {
-            **self._buffers,
-            **held,
-            "codes": held["codes"].view(torch.uint8),
-            "packed": None,
-        }
-        state["_host"] = None
-        return state
+        buffers = {**self._buffers, **held, "codes": held["codes"].view(torch.uint8), "packed": None}
+        return {**self.__dict__, "_buffers": buffers, "_host": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        codes = self._buffers["codes"]
+        codes, layout = self._buffers["codes"], self._buffers["layout"]
         assert codes is not None
+        assert layout is not None
         self._buffers["codes"] = codes.view(_code_dtype(self.weight_format))
+        for name in _CANONICAL:  # from host memory to where the layer was, or where it is mapped to
+            tensor = self._buffers[name]
+            self._buffers[name] = None if tensor is None else tensor.to(layout.device)
         self.settle()
 
     # ---- State ----
@@ -382,6 +416,7 @@ class QuantizedLinear(nn.Linear):
         return torch.tensor([_FORMAT_NUMBERS[self.weight_format], *self._geometry], device=device)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self._need_canonical("be saved")
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self._host is not None:
             for name, tensor in self._host.items():
