@@ -76,8 +76,8 @@ std::string describe(const Opened& opened) {
       .dump();
 }
 
-// What QuantizedWeight takes: format, n, k, block rows, block columns, codes (as bytes), scales, zeros, g_idx.
-// Empty where the format does not map to it exactly.
+// What QuantizedWeight takes: format, n, k, block rows, block columns, codes (as bytes), scales, zeros,
+// g_idx. Empty where the format does not map to it exactly.
 ffi::Array<ffi::Any> canonical(const checkpoint::Layer& layer) {
   layer.info().prefetch_pages();
   auto weight = layer.canonical();
