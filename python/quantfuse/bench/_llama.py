@@ -52,8 +52,8 @@ class LlamaAttention(nn.Module):
         q = _rotate(self.q_proj(x).view(heads), *rotation).transpose(1, 2)
         k = _rotate(self.k_proj(x).view(heads), *rotation).transpose(1, 2)
         v = self.v_proj(x).view(heads).transpose(1, 2)
-        self.keys[:, :, positions] = k
-        self.values[:, :, positions] = v
+        self.keys.index_copy_(2, positions, k)
+        self.values.index_copy_(2, positions, v)
         if length > 1:
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
@@ -62,11 +62,12 @@ class LlamaAttention(nn.Module):
         return result
 
     def _decode(self, q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The query heads of one key head are rows of one problem."""
+        """The query heads of one key head are rows of one product."""
         shape = self.shape
-        q = q.reshape(q.shape[0], shape.kv_heads, -1, shape.head_dim)
-        y = nn.functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask)
-        return y.view(-1, shape.heads, 1, shape.head_dim)
+        q = q.reshape(q.shape[0], shape.kv_heads, -1, shape.head_dim) * shape.head_dim**-0.5
+        scores = q @ self.keys.transpose(2, 3)
+        weights = scores.float().masked_fill(~mask, float("-inf")).softmax(-1).to(q.dtype)
+        return (weights @ self.values).view(-1, shape.heads, 1, shape.head_dim)
 
 
 class LlamaMLP(nn.Module):
