@@ -3,6 +3,7 @@
 
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 60
 PYTHON := .venv/bin/python
 
 # Lets ccache share objects between build folders and copies of the tree.
@@ -10,7 +11,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test bench lint format sanitize install clean setup setup-dev
+.PHONY: help demo build test bench lint format sanitize fuzz install clean setup setup-dev setup-fuzz
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -20,6 +21,9 @@ setup:
 
 setup-dev:
 	@scripts/setup.sh dev
+
+setup-fuzz:
+	@scripts/setup.sh fuzz
 
 demo: setup  ## a layer of a language model, quantized, checked and timed; a whole one where `make build` found PyTorch
 	cmake --preset demo
@@ -55,10 +59,15 @@ sanitize: setup-dev  ## the C++ tests under AddressSanitizer and UndefinedBehavi
 	cmake --build --preset sanitize -j $(JOBS)
 	ctest --preset sanitize -j $(JOBS)
 
+fuzz: setup-fuzz  ## every reader of checkpoints against made-up files, for FUZZ_SECONDS (60)
+	cmake --preset fuzz
+	cmake --build --preset fuzz -j $(JOBS)
+	tests/fuzz/run.sh build-fuzz $(FUZZ_SECONDS)
+
 install: setup  ## library, headers, command, CMake package and pkg-config file into PREFIX
 	cmake --preset release
 	cmake --build --preset release -j $(JOBS)
 	cmake --install build-release --prefix "$(PREFIX)"
 
 clean:  ## remove what was built (not .venv)
-	rm -rf build build-sanitize build-release
+	rm -rf build build-sanitize build-fuzz build-release

@@ -52,12 +52,16 @@ endif()
 # Floating-point contraction is off: an fma stands where the source says fma, so every compiler gives the same bits.
 add_library(quantfuse_build_flags INTERFACE)
 target_compile_options(quantfuse_build_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-ignored-attributes;-Wno-restrict;-ffp-contract=off>"
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-ignored-attributes;-ffp-contract=off>"
+  "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>"
   "$<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-Wno-deprecated-gpu-targets;--expt-relaxed-constexpr;--fmad=false;-Xcompiler=-Wall>"
   "$<$<COMPILE_LANGUAGE:C,CXX>:-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=>")
-if(QUANTFUSE_SANITIZE)
+if(QUANTFUSE_SANITIZE OR QUANTFUSE_FUZZ)
   target_compile_options(quantfuse_build_flags INTERFACE
     "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=address,undefined;-fno-sanitize=null,object-size;-fno-sanitize-recover=all;-fno-omit-frame-pointer;-g1;-O1>")
   target_link_options(quantfuse_build_flags INTERFACE -fsanitize=address,undefined)
+endif()
+if(QUANTFUSE_FUZZ)
+  target_compile_options(quantfuse_build_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=fuzzer-no-link>")
 endif()

@@ -4,6 +4,7 @@
 # Gets what is missing, by name, and nothing else.
 #   scripts/setup.sh build   system packages that the library and the command need
 #   scripts/setup.sh dev     those, what the tests need, and .venv with requirements/python.txt
+#   scripts/setup.sh fuzz    those of build, and clang, which has the fuzzing library
 # QUANTFUSE_SETUP=skip leaves the system packages alone (for machines that have their own way of installing).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -77,7 +78,8 @@ make_venv() {
 case "$level" in
   build) kinds=(build) ;;
   dev) kinds=(build dev) ;;
-  *) echo "usage: scripts/setup.sh [build|dev]" >&2; exit 2 ;;
+  fuzz) kinds=(build fuzz) ;;
+  *) echo "usage: scripts/setup.sh [build|dev|fuzz]" >&2; exit 2 ;;
 esac
 [[ "${QUANTFUSE_SETUP:-}" == skip ]] || install_system_packages "${kinds[@]}"
-[[ $level == build ]] || make_venv
+[[ $level != dev ]] || make_venv

@@ -47,6 +47,7 @@ struct DequantizeCall : Call<qf_dequantize_args> {
     input("q", args.q, kI8, {kM, kK});
     input("scale", args.scale, kF32, {kM, 3});
     input("zero", args.zero, kF32, {kM, 3}).is_optional = true;
+    input("offset", args.offset, kF32, {kM, 3}).is_optional = true;
     input("g_idx", args.g_idx, kI32, {kK}).is_optional = true;
     output("x", args.x, kF16, {kM, kK});
   }
@@ -77,6 +78,7 @@ void add_weight(CallType& call, qf_weight& weight, int64_t n, int64_t k) {
   call.input("weight.codes", weight.codes, kI8, {n, k}).is_optional = true;  // where there is a packed form
   call.input("weight.scale", weight.scale, kF32, {n, (k + 3) / 4});
   call.input("weight.zero", weight.zero, kF32, {n, (k + 3) / 4}).is_optional = true;
+  call.input("weight.offset", weight.offset, kF32, {n, (k + 3) / 4}).is_optional = true;
   call.input("weight.g_idx", weight.g_idx, kI32, {k}).is_optional = true;
 }
 
@@ -444,10 +446,31 @@ TEST(Values, GroupIndicesAreWithinTheGroups) {
   }
 }
 
-TEST(Values, FloatZerosAreFinite) {
+TEST(Values, FloatZerosAndOffsetsAreFinite) {
   LinearCall call;
   call.operand("weight.zero").at<float>(2) = INFINITY;
   expect_bad(call, "weight.zero");
+  LinearCall with_offset;
+  with_offset.operand("weight.offset").at<float>(2) = NAN;
+  expect_bad(with_offset, "weight.offset");
+}
+
+// Codes of a table of numbers have scales of either sign, and no zero points or offsets.
+TEST(Values, OfCodebooks) {
+  Operand codes("q", kU8, {kM, (kK + 1) / 2}, false);
+  for (const qf_format format : {QF_NF4, QF_FP4_BNB, QF_IQ4_NL}) {
+    DequantizeCall call;
+    call.args.format = format;
+    call.args.q = &codes.view;
+    expect_bad(call, "zero");
+    call.args.zero = nullptr;
+    expect_bad(call, "offset");
+    call.args.offset = nullptr;
+    call.operand("scale").at<float>(1) = INFINITY;
+    expect_bad(call, "scale");
+    call.operand("scale").at<float>(1) = -2.0f, call.operand("scale").at<float>(2) = 0.0f;
+    EXPECT_EQ(call.run(), QF_OK) << qf_last_error();
+  }
 }
 
 // ---- Packing ----
@@ -493,7 +516,7 @@ TEST_F(Pack, PackedBytesOfSomethingElseAreRefused) {
   ASSERT_EQ(qf_weight_pack(&call_.args.weight, nullptr), QF_OK) << qf_last_error();
   call_.args.weight.format = QF_FP8_E4M3;
   call_.operand("weight.codes").view.dtype = kU8;
-  call_.args.weight.zero = nullptr;
+  call_.args.weight.zero = call_.args.weight.offset = nullptr;
   expect_bad(call_, "weight.packed");  // of another format
 }
 
@@ -513,8 +536,8 @@ TEST_F(Pack, PackedFormAloneSuffices) {
   const std::vector<uint8_t> with_both(y.memory.get(), y.memory.get() + y.bytes);
 
   call_.args.weight.codes = call_.args.weight.scale = call_.args.weight.zero = call_.args.weight.g_idx =
-      nullptr;
-  for (const char* name : {"weight.codes", "weight.scale", "weight.zero", "weight.g_idx"}) {
+      call_.args.weight.offset = nullptr;
+  for (const char* name : {"weight.codes", "weight.scale", "weight.zero", "weight.offset", "weight.g_idx"}) {
     std::memset(call_.operand(name).memory.get(), 0xff, call_.operand(name).bytes);
   }
   std::memset(y.memory.get(), 0xff, y.bytes);
@@ -550,7 +573,7 @@ TEST(Empty, NoInnerSizeLeavesTheEpilogueOfTheBias) {
   LinearCall call;
   call.args.weight.k = 0;
   call.args.weight.g_idx = nullptr;
-  for (const char* name : {"x", "weight.codes", "weight.scale", "weight.zero"})
+  for (const char* name : {"x", "weight.codes", "weight.scale", "weight.zero", "weight.offset"})
     call.operand(name).shape[1] = 0;
   call.args.activation = QF_RELU;
   call.operand("bias").fill<float>([](int64_t i) { return static_cast<float>(i) - 2.0f; });
@@ -565,7 +588,7 @@ TEST(Empty, NoInnerSizeLeavesTheEpilogueOfTheBias) {
   LinearBackwardCall backward;
   backward.args.weight.n = 0;
   backward.operand("dy").shape[1] = 0;
-  for (const char* name : {"weight.codes", "weight.scale", "weight.zero"})
+  for (const char* name : {"weight.codes", "weight.scale", "weight.zero", "weight.offset"})
     backward.operand(name).shape[0] = 0;
   EXPECT_EQ(backward.run(), QF_OK) << qf_last_error();
   for (int64_t i = 0; i < kM * kK; ++i) EXPECT_EQ(backward.operand("dx").at<float>(i), 0.0f);

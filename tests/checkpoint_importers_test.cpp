@@ -467,6 +467,43 @@ TEST(Fp8, ReadsOtherBlocksAndPowersOfTwo) {
 
 // ---- bitsandbytes ----
 
+// A block may be a part of a row or a whole number of rows.
+TEST(Bitsandbytes, HasACanonicalFormWhereNoBlockHasPartsOfTwoRows) {
+  const float* table = codebook_of(QF_NF4);
+  for (const auto& [n, k, rows] :
+       {std::tuple<int64_t, int64_t, int64_t>{2, 128, 1}, {7, 16, 4}, {3, 96, 0}}) {
+    const int64_t numel = n * k, blocks = (numel + 63) / 64;
+    const nlohmann::json state = {
+        {"quant_type", "nf4"}, {"blocksize", 64}, {"dtype", "float32"}, {"shape", {n, k}}};
+    std::vector<uint8_t> bytes(static_cast<size_t>(numel / 2));
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(rng()());
+    std::vector<float> absmax(static_cast<size_t>(blocks));
+    for (size_t i = 0; i < absmax.size(); ++i) absmax[i] = static_cast<float>(i) * 0.75f;  // and one of 0
+    TemporaryFolder folder;
+    write_checkpoint(
+        folder, {{"quant_method", "bitsandbytes"}, {"load_in_4bit", true}},
+        {{{"m.weight", Type::u8, {numel / 2, 1}}, bytes},
+         {{"m.weight.absmax", Type::f32, {blocks}}, bytes_of(absmax)},
+         {{"m.weight.quant_map", Type::f32, {16}}, bytes_of(std::vector<float>(table, table + 16))},
+         {{"m.weight.quant_state.bitsandbytes__nf4", Type::u8, {static_cast<int64_t>(state.dump().size())}},
+          bytes_of(state.dump())}});
+    const Checkpoint checkpoint(folder.path());
+    const Import import = import_checkpoint(checkpoint);
+    const auto w = import.layers[0]->canonical();
+    ASSERT_EQ(w.has_value(), rows > 0) << k;
+    if (!w) continue;
+    EXPECT_EQ(w->block_rows(), rows);
+    std::vector<float> want(static_cast<size_t>(numel));
+    import.layers[0]->dequantize(want);
+    for (int64_t i = 0; i < numel; ++i) {
+      const int64_t row = i / k, col = i % k;
+      const float code = decode_at(w->format, w->codes.data() + row * w->row_bytes(), col);
+      ASSERT_EQ(code * w->scale_at(row / w->block_rows() * w->num_groups + col / w->block_cols()),
+                want[static_cast<size_t>(i)]);
+    }
+  }
+}
+
 TEST(Bitsandbytes, ReadsOddSizesAndWideStorage) {
   std::vector<float> map(16);
   for (size_t i = 0; i < 16; ++i) map[i] = static_cast<float>(i) / 8 - 1;
@@ -486,6 +523,7 @@ TEST(Bitsandbytes, ReadsOddSizesAndWideStorage) {
     const Checkpoint checkpoint(folder.path());
     const Import import = import_checkpoint(checkpoint);
     ASSERT_EQ(import.layers[0]->info().shape, (std::vector<int64_t>{3, 25}));
+    EXPECT_FALSE(import.layers[0]->canonical());  // blocks have parts of two rows, and the map is no format's
     std::vector<float> got(75);
     import.layers[0]->dequantize(got);
     for (size_t i = 0; i < 75; ++i) {

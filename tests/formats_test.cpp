@@ -205,6 +205,26 @@ TEST(LargestAndSmallest, AreThoseOfTheSpecifications) {
   EXPECT_EQ(code_range(QF_INT4).symmetric_max, 7.0f);
 }
 
+// The tables that vector kernels load, and the numbers that the rest of the library decodes.
+TEST(Codebooks, AreTheNumbersOfTheirCodes) {
+  const auto expect_table = [](qf_format format, const float* table) {
+    for (int code = 0; code < 16; ++code) {
+      const auto byte = static_cast<uint8_t>(code);
+      EXPECT_EQ(float_bits(table[code]), float_bits(decode_at(format, &byte, 0)))
+          << format_name(format) << " " << code;
+    }
+  };
+  expect_table(QF_INT4, kValuesOf<QF_INT4>.values);
+  for (const qf_format format : {QF_FP4_E2M1, QF_NF4, QF_FP4_BNB, QF_IQ4_NL}) {
+    expect_table(format, codebook_of(format));
+    float largest = 0;
+    for (int code = 0; code < 16; ++code) largest = std::max(largest, std::abs(codebook_of(format)[code]));
+    EXPECT_EQ(largest, code_range(format).symmetric_max) << format_name(format);
+  }
+  EXPECT_TRUE(std::is_sorted(codebook_of(QF_NF4), codebook_of(QF_NF4) + 16));
+  EXPECT_EQ(codebook_of(QF_NF4)[7], 0.0f);
+}
+
 TEST(E8m0, IsAPowerOfTwo) {
   for (int code = 0; code < 255; ++code) {
     ASSERT_EQ(E8m0::decode(static_cast<uint8_t>(code)), std::ldexp(1.0f, code - 127));

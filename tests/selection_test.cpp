@@ -59,7 +59,9 @@ std::vector<Row> rows() {
 
   const WeightSpec int4 = {QF_INT4, {1, 128}}, int8 = {QF_INT8, {1, 0}}, fp8 = {QF_FP8_E4M3, {128, 128}};
   const WeightSpec mxfp4 = {QF_FP4_E2M1, {1, 32}, true};
-  WeightSpec float_zero = int4, act_order = int4, gptq = int4;
+  const WeightSpec nf4 = {QF_NF4, {1, 64}};
+  WeightSpec float_zero = int4, act_order = int4, gptq = int4, offsets = int4;
+  offsets.has_offset = true;
   float_zero.is_asymmetric = float_zero.has_float_zero = true;
   act_order.has_g_idx = true;
   gptq.is_asymmetric = true;
@@ -82,6 +84,8 @@ std::vector<Row> rows() {
       row("int4 weight, many rows", "linear_float", linear(int4, QF_FORMAT_NONE, 64)),
       row("int4 weight, asymmetric", "linear_float", linear(gptq, QF_FORMAT_NONE, 1)),
       row("int4 weight, float zeros", "linear_float", linear(float_zero, QF_FORMAT_NONE, 1)),
+      row("int4 weight, offsets", "linear_float", linear(offsets, QF_FORMAT_NONE, 1)),
+      row("nf4 weight", "linear_float", linear(nf4, QF_FORMAT_NONE, 1)),
       row("int4 weight, act-order", "linear_float", linear(act_order, QF_FORMAT_NONE, 1)),
       row("int8 weight", "linear_float", linear(int8, QF_FORMAT_NONE, 1)),
       row("fp8 weight", "linear_float", linear(fp8, QF_FORMAT_NONE, 1)),
@@ -92,6 +96,8 @@ std::vector<Row> rows() {
       row("int8 weight, int8 activations", "linear_int", linear(int8, QF_INT8, 16)),
       row("int8 weight, int8 activations by groups", "linear_int", linear(int8, QF_INT8, 16, 64)),
       row("int4 weight, float zeros, int8 activations", "linear_float", linear(float_zero, QF_INT8, 16)),
+      row("int4 weight, offsets, int8 activations", "linear_float", linear(offsets, QF_INT8, 16)),
+      row("nf4 weight, int8 activations", "linear_float", linear(nf4, QF_INT8, 16)),
       row("fp8 weight, fp8 activations", "linear_float", linear(fp8, QF_FP8_E4M3, 16)),
 
       row("gradient", "linear_backward", backward),

@@ -78,7 +78,13 @@ typedef enum qf_format QF_ENUM_TYPE {
   QF_INT4 = 2,     /* -8..7, two's complement nibbles */
   QF_FP8_E4M3 = 3, /* the "fn" variant: no infinity, largest 448 */
   QF_FP8_E5M2 = 4, /* largest finite 57344 */
-  QF_FP4_E2M1 = 5  /* 0 .5 1 1.5 2 3 4 6 and their negatives */
+  QF_FP4_E2M1 = 5, /* 0 .5 1 1.5 2 3 4 6 and their negatives */
+  /* 4-bit codes of a table of 16 numbers, for weights and dequantize; quantize makes NF4 alone. The scales
+   * of given codes are any finite numbers. */
+  QF_NF4 = 6, /* bitsandbytes' and QLoRA's: quantiles of the normal distribution in -1..1 */
+  QF_FP4_BNB =
+      7,        /* bitsandbytes' FP4, which is not E2M1: 0 1/192 2/3 1 1/3 1/2 1/6 1/4 and their negatives */
+  QF_IQ4_NL = 8 /* GGUF's IQ4_NL and IQ4_XS: integers in -127..113 */
 } qf_format;
 
 /* The rectangle of numbers that shares one scale, 0 meaning the whole dimension. For a matrix [rows, cols]:
@@ -144,10 +150,10 @@ typedef enum qf_scale_mode QF_ENUM_TYPE {
 } qf_scale_mode;
 
 /* q[r,c] = saturate(round_to_nearest_even(x[r,c] * (1 / scale)) + zero), all in float32.
- * qmax: INT8 127, INT4 7, E4M3 448, E5M2 57344, E2M1 6. Symmetric unless `zero` is given; then the range is
+ * qmax: INT8 127, INT4 7, E4M3 448, E5M2 57344, E2M1 6, NF4 1. Symmetric unless `zero` is given: the range is
  * [min(x,0), max(x,0)] over all codes. An E8M0 scale is 2^(floor(log2(max|x|)) - emax), as OCP microscaling
- * has it. NaN becomes code 0 in INT8, INT4 and E2M1 and NaN (0x7f) in FP8; infinities saturate; a dynamic
- * float32 scale is never below 2^-126. */
+ * has it. NaN becomes the code of 0, in FP8 NaN (0x7f); infinities saturate; a dynamic float32 scale is
+ * never below 2^-126. */
 typedef struct qf_quantize_args {
   const qf_tensor* x; /* in  [rows, cols] f32|f16|bf16, rows contiguous */
   qf_format format;
@@ -167,16 +173,17 @@ QF_API qf_status qf_quantize_workspace(const qf_quantize_args* args, const qf_ca
 QF_API size_t qf_quantize_explain(const qf_quantize_args* args, const qf_call* call, char* json,
                                   size_t capacity);
 
-/* x[r,c] = (q[r,c] - zero) * scale */
+/* x[r,c] = (q[r,c] - zero) * scale + offset, in float32, rounded after every step */
 typedef struct qf_dequantize_args {
   const qf_tensor* q; /* in  [rows, cols], or [rows, ceil(cols/2)] for 4-bit codes */
   qf_format format;
   qf_block block;
-  const qf_tensor* scale; /* in  f32 or e8m0 */
-  const qf_tensor* zero;  /* in  i8 or f32, shape of scale; optional */
-  const qf_tensor* g_idx; /* in  [cols] i32: the scale's column of each column, in place of c / block.cols;
+  const qf_tensor* scale;  /* in  f32 or e8m0 */
+  const qf_tensor* zero;   /* in  i8 or f32, shape of scale; optional */
+  const qf_tensor* g_idx;  /* in  [cols] i32: the scale's column of each column, in place of c / block.cols;
                              optional */
-  const qf_tensor* x;     /* out [rows, cols] f32|f16|bf16, rows contiguous */
+  const qf_tensor* x;      /* out [rows, cols] f32|f16|bf16, rows contiguous */
+  const qf_tensor* offset; /* in  f32, shape of scale; optional, integer formats */
 } qf_dequantize_args;
 
 QF_API qf_status qf_dequantize(const qf_dequantize_args* args, const qf_call* call);
@@ -218,10 +225,10 @@ QF_API size_t qf_scaled_mm_explain(const qf_scaled_mm_args* args, const qf_call*
 
 /* ---- Linear layers ------------------------------------------------------------------------------------- */
 
-/* A quantized weight matrix w[n,k] = (codes - zero) * scale.
- * Canonical: codes, scale, zero, g_idx: what checkpoints hold. Packed: the bytes that the fast kernels of one
- * backend read, made once by qf_weight_pack; the canonical tensors may be freed then (keep format, n, k,
- * block, is_gated). */
+/* A quantized weight matrix w[n,k] = (codes - zero) * scale + offset.
+ * Canonical: codes, scale, zero, offset, g_idx: what checkpoints hold. Packed: the bytes that the fast
+ * kernels of one backend read, made once by qf_weight_pack; the canonical tensors may be freed then (keep
+ * format, n, k, block, is_gated). */
 typedef struct qf_weight {
   qf_format format;
   int64_t n;
@@ -234,6 +241,7 @@ typedef struct qf_weight {
   int32_t is_gated;        /* 1: rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) *
                               up */
   const qf_tensor* packed; /* u8 [bytes], 64-byte aligned, from qf_weight_pack; optional */
+  const qf_tensor* offset; /* f32, shape of scale: what GGUF calls a minimum; optional, integer formats */
 } qf_weight;
 
 /* Bytes of the packed form for `device`, and the packing itself (into weight->packed, on the codes'

@@ -91,7 +91,10 @@ enum class Format {
   int4 = QF_INT4,
   fp8_e4m3 = QF_FP8_E4M3,
   fp8_e5m2 = QF_FP8_E5M2,
-  fp4_e2m1 = QF_FP4_E2M1
+  fp4_e2m1 = QF_FP4_E2M1,
+  nf4 = QF_NF4,
+  fp4_bnb = QF_FP4_BNB,
+  iq4_nl = QF_IQ4_NL
 };
 
 enum class Activation {
@@ -444,8 +447,9 @@ inline void static_quant_fp8(const ConstTensor& x, const Tensor& q, const ConstT
 }
 
 struct DequantizeOptions {
-  ConstTensor zero;   // i8 or f32, shape of scale
-  ConstTensor g_idx;  // i32 [cols]: the scale's column of each column, in place of c / block.cols
+  ConstTensor zero;    // i8 or f32, shape of scale
+  ConstTensor g_idx;   // i32 [cols]: the scale's column of each column, in place of c / block.cols
+  ConstTensor offset;  // f32, shape of scale; integer formats
 };
 
 namespace detail {
@@ -458,12 +462,13 @@ inline qf_dequantize_args args_of_dequantize(const ConstTensor& q, const ConstTe
   a.scale = scale.get();
   a.zero = options.zero.get();
   a.g_idx = options.g_idx.get();
+  a.offset = options.offset.get();
   a.x = x.get();
   return a;
 }
 }  // namespace detail
 
-// x = (q - zero) * scale.
+// x = (q - zero) * scale + offset.
 //   q      in   codes [rows, cols], or u8 [rows, ceil(cols/2)] for 4-bit formats
 //   scale  in   f32 or e8m0, by block
 //   x      out  float [rows, cols]
@@ -591,7 +596,7 @@ inline void w8a8_block_fp8_matmul(const ConstTensor& a, const ConstTensor& b, co
 
 // ---- Weights ----------------------------------------------------------------------------------------------
 
-// A view of a quantized weight matrix w[n,k] = (codes - zero) * scale: canonical, packed, or both.
+// A view of a quantized weight matrix w[n,k] = (codes - zero) * scale + offset: canonical, packed, or both.
 struct Weight {
   Format format = Format::none;
   int64_t n = 0, k = 0;
@@ -602,6 +607,7 @@ struct Weight {
   ConstTensor g_idx;      // i32 [k]: the group of each k (act-order)
   bool is_gated = false;  // rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) * up
   ConstTensor packed;     // u8 [bytes], 64-byte aligned, from pack()
+  ConstTensor offset;     // f32, shape of scale; integer formats
 
   // For the C interface. Valid as long as this object is.
   qf_weight get() const {
@@ -615,6 +621,7 @@ struct Weight {
     w.g_idx = g_idx.get();
     w.is_gated = is_gated;
     w.packed = packed.get();
+    w.offset = offset.get();
     return w;
   }
 };
@@ -677,7 +684,7 @@ class QuantizedWeight {
     result.n_ = w.size(0), result.k_ = w.size(1);
     result.block_ = block;
     result.options_ = options;
-    const bool is_4bit = format == Format::int4 || format == Format::fp4_e2m1;
+    const bool is_4bit = format == Format::int4 || format == Format::fp4_e2m1 || format == Format::nf4;
     result.code_cols_ = is_4bit ? (result.k_ + 1) / 2 : result.k_;
     result.codes_.resize(static_cast<size_t>(result.n_ * result.code_cols_));
     const int64_t rows = block.rows > 0 ? block.rows : result.n_,

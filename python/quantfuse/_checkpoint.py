@@ -49,6 +49,7 @@ class Canonical(NamedTuple):
     codes: Any
     scales: Any
     zeros: Any
+    offsets: Any
     g_idx: Any
 
 
@@ -88,12 +89,12 @@ class Checkpoint:
             return None
         number, n, k, block_rows, block_cols, *tensors = parts
         arrays: list[Any] = [None if t is None else np.from_dlpack(t) for t in tensors]
-        codes, scales, zeros, g_idx = arrays
+        codes, scales, zeros, offsets, g_idx = arrays
         format = _FORMAT_NAMES[number]
         if scales.dtype == np.uint8 and (block_rows, block_cols) == (1, 32):
             format = {"fp8_e4m3": "mxfp8", "fp4_e2m1": "mxfp4"}.get(format, format)
         codes = codes.view(np.int8) if format == "int8" else codes
-        return Canonical(format, (n, k), (block_rows, block_cols), codes, scales, zeros, g_idx)
+        return Canonical(format, (n, k), (block_rows, block_cols), codes, scales, zeros, offsets, g_idx)
 
     def dequantize(self, layer: Layer) -> np.ndarray[Any, np.dtype[np.float32]]:
         """All numbers of the weight, float32, exactly as the format's own tool gives them."""

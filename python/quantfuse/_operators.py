@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from ._library import LINEAR, invoke
 from ._linear import linear as _call_linear
 from ._linear import linear_backward as _call_linear_backward
 from ._norm import rms_norm as _call_rms_norm
 from ._quantize import quantize_tensor as _call_quantize
+from ._tensors import ACT_FORMATS, ACTIVATIONS, DYNAMIC, adopt
 from ._weight import QuantizedWeight
 
 _WEIGHT = (
-    "Tensor? packed, Tensor? codes, Tensor? scales, Tensor? zeros, Tensor? g_idx, str format, int[] geometry"
+    "Tensor? packed, Tensor? codes, Tensor? scales, Tensor? zeros, Tensor? offsets, Tensor? g_idx, "
+    "str format, int[] geometry"
 )
 _library = torch.library.Library("quantfuse", "DEF")
 _library.define(
@@ -65,6 +68,7 @@ def _weight(
     codes: Any,
     scales: Any,
     zeros: Any,
+    offsets: Any,
     g_idx: Any,
     format: str,
     geometry: list[int],
@@ -77,7 +81,7 @@ def _weight(
     known = _weights.get(key)
     if known is not None and known[0]() is owner:
         return known[1]
-    weight = _make_weight(packed, codes, scales, zeros, g_idx, format, geometry)
+    weight = _make_weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry)
     if packed is None and not for_backward:
         weight.pack()
     _weights[key] = (weakref.ref(owner, lambda _: _weights.pop(key, None)), weight)
@@ -85,15 +89,23 @@ def _weight(
 
 
 def _make_weight(
-    packed: Any, codes: Any, scales: Any, zeros: Any, g_idx: Any, format: str, geometry: list[int]
+    packed: Any,
+    codes: Any,
+    scales: Any,
+    zeros: Any,
+    offsets: Any,
+    g_idx: Any,
+    format: str,
+    geometry: list[int],
 ) -> QuantizedWeight:
     n, k, block_rows, block_cols, is_gated = geometry
     block = (block_rows, block_cols)
     if codes is None:
         return QuantizedWeight.from_packed(format, (n, k), block, packed.detach(), is_gated=bool(is_gated))
-    aliases = [None if tensor is None else tensor.detach() for tensor in (codes, scales, zeros, g_idx)]
+    tensors = (codes, scales, zeros, g_idx, offsets)
+    aliases = [None if tensor is None else tensor.detach() for tensor in tensors]
     weight = QuantizedWeight(
-        format, (n, k), block, aliases[0], aliases[1], aliases[2], aliases[3], bool(is_gated)
+        format, (n, k), block, aliases[0], aliases[1], aliases[2], aliases[3], bool(is_gated), aliases[4]
     )
     weight.packed = None if packed is None else packed.detach()
     return weight
@@ -108,6 +120,7 @@ def _linear(
     codes: Any,
     scales: Any,
     zeros: Any,
+    offsets: Any,
     g_idx: Any,
     format: str,
     geometry: list[int],
@@ -119,9 +132,34 @@ def _linear(
     x_scale: Any,
     out_dtype: Any,
 ) -> Any:
+    x = x if x.is_contiguous() else x.contiguous()
+    weight = _weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry)
+    if residual is None and x_scale is None and out_dtype is None:
+        # The common call by the shortest way: for one token the kernel takes less than general checks do.
+        cols = weight.out_features
+        x, family = adopt(x, "x")
+        y = x.new_empty((*x.shape[:-1], cols))
+        is_matrix = x.ndim == 2
+        invoke(
+            LINEAR,
+            family.argument(x if is_matrix else family.rows(x, "x"), "x"),
+            None,
+            ACT_FORMATS[act_quant],
+            act_group,
+            *weight.call_arguments(family),
+            bias,
+            ACTIVATIONS[activation],
+            None,
+            y if is_matrix else y.view(-1, cols),
+            0,
+            DYNAMIC,
+            0,
+            None,
+        )
+        return y
     return _call_linear(
-        x if x.is_contiguous() else x.contiguous(),
-        _weight(packed, codes, scales, zeros, g_idx, format, geometry),
+        x,
+        weight,
         bias,
         activation=activation,
         residual=residual if residual is None else residual.contiguous(),
@@ -133,7 +171,7 @@ def _linear(
 
 
 def _linear_fake(x: Any, *args: Any) -> Any:
-    geometry, (x_scale, out_dtype) = args[6], args[-2:]
+    geometry, (x_scale, out_dtype) = args[7], args[-2:]
     dtype = out_dtype or (torch.float32 if x_scale is not None else x.dtype)
     return x.new_empty((*x.shape[:-1], _out_features(x, geometry)), dtype=dtype)
 
@@ -146,8 +184,8 @@ def _out_features(x: Any, geometry: list[int]) -> int:
 
 
 def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, *tensors, ctx.format, ctx.geometry, bias, ctx.activation, residual = inputs[:11]
-    ctx.act_quant, ctx.act_group = inputs[11:13]
+    x, *tensors, ctx.format, ctx.geometry, bias, ctx.activation, residual = inputs[:12]
+    ctx.act_quant, ctx.act_group = inputs[12:14]
     needs_input = ctx.activation != "identity" or ctx.geometry[4]
     ctx.save_for_backward(x if needs_input else None, *tensors, bias)
     ctx.x_dtype = x.dtype
@@ -165,11 +203,11 @@ def _linear_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
             x, *plain, bias, "identity", None, ctx.act_quant, ctx.act_group, None, None
         )
         dz = _through_activation(dy, z, ctx.activation, bool(is_gated))
-    needs_x, needs_bias, needs_residual = (ctx.needs_input_grad[i] for i in (0, 8, 10))
+    needs_x, needs_bias, needs_residual = (ctx.needs_input_grad[i] for i in (0, 9, 11))
     dx = torch.ops.quantfuse.linear_backward(dz, *plain).to(ctx.x_dtype) if needs_x else None
     dbias = dz.reshape(-1, dz.shape[-1]).sum(0).to(bias.dtype) if needs_bias else None
     dresidual = dy.to(ctx.residual_dtype) if needs_residual else None
-    return (dx, *[None] * 7, dbias, None, dresidual, *[None] * 4)
+    return (dx, *[None] * 8, dbias, None, dresidual, *[None] * 4)
 
 
 _ACTIVATIONS: dict[str, Any] = {
@@ -206,6 +244,7 @@ def _linear_quantized(
     codes: Any,
     scales: Any,
     zeros: Any,
+    offsets: Any,
     g_idx: Any,
     format: str,
     geometry: list[int],
@@ -219,7 +258,7 @@ def _linear_quantized(
 ) -> Any:
     return _call_linear(
         x.contiguous(),
-        _weight(packed, codes, scales, zeros, g_idx, format, geometry),
+        _weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry),
         bias,
         activation=activation,
         act_quant=act_quant,
@@ -245,7 +284,7 @@ def _quantized_like(x: Any, cols: int, out_quant: str, out_group: int) -> Any:
 
 
 def _linear_quantized_fake(x: Any, *args: Any) -> Any:
-    geometry, (out_quant, out_group) = args[6], args[-2:]
+    geometry, (out_quant, out_group) = args[7], args[-2:]
     return _quantized_like(x, _out_features(x, geometry), out_quant, out_group)
 
 
@@ -258,6 +297,7 @@ def _linear_backward(
     codes: Any,
     scales: Any,
     zeros: Any,
+    offsets: Any,
     g_idx: Any,
     format: str,
     geometry: list[int],
@@ -267,12 +307,13 @@ def _linear_backward(
             "linear_backward: the canonical tensors of the weight are needed; call keep_canonical()"
         )
     return _call_linear_backward(
-        dy.contiguous(), _weight(None, codes, scales, zeros, g_idx, format, geometry, for_backward=True)
+        dy.contiguous(),
+        _weight(None, codes, scales, zeros, offsets, g_idx, format, geometry, for_backward=True),
     )
 
 
 def _linear_backward_fake(dy: Any, *args: Any) -> Any:
-    return dy.new_empty((*dy.shape[:-1], args[6][1]))
+    return dy.new_empty((*dy.shape[:-1], args[7][1]))
 
 
 # ---- rms_norm ----
@@ -360,9 +401,9 @@ def _is_plain(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
 
 def linear(x: torch.Tensor, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear``, less the dispatcher where it would change nothing but the time."""
-    return _linear(x, *args) if _is_plain(x, args[7]) else _linear_op(x, *args)
+    return _linear(x, *args) if _is_plain(x, args[8]) else _linear_op(x, *args)
 
 
 def linear_quantized(x: torch.Tensor, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear_quantized``, likewise."""
-    return _linear_quantized(x, *args) if _is_plain(x, args[7]) else _linear_quantized_op(x, *args)
+    return _linear_quantized(x, *args) if _is_plain(x, args[8]) else _linear_quantized_op(x, *args)

@@ -66,8 +66,8 @@ def quantize_tensor(
 
     Args:
         x: ``[..., cols]`` float32, float16 or bfloat16, seen as a matrix ``[rows, cols]``.
-        format: ``int8``, ``int4``, ``fp8_e4m3``, ``fp8_e5m2``, ``fp4_e2m1``; or ``mxfp8``, ``mxfp4``, which
-            are ``fp8_e4m3``, ``fp4_e2m1`` with E8M0 scales and blocks of ``(1, 32)``.
+        format: ``int8``, ``int4``, ``fp8_e4m3``, ``fp8_e5m2``, ``fp4_e2m1``, ``nf4``; or ``mxfp8``,
+            ``mxfp4``, which are ``fp8_e4m3``, ``fp4_e2m1`` with E8M0 scales and blocks of ``(1, 32)``.
         block: the rectangle that shares a scale, 0 being the whole dimension: ``(0, 0)`` the tensor (the
             default), ``(1, 0)`` a row, ``(0, 1)`` a column, ``(1, g)`` a group, ``(128, 128)`` a 2-D block.
             The last one of a row or column may be short.
@@ -146,19 +146,22 @@ def dequantize_tensor(
     *,
     block: tuple[int, int] | None = None,
     zero: Tensor | None = None,
+    offset: Tensor | None = None,
     g_idx: Tensor | None = None,
     cols: int | None = None,
     out_dtype: DTypeLike = "float32",
     out: Tensor | None = None,
 ) -> Tensor:
-    """``x = (codes - zero) * scale``.
+    """``x = (codes - zero) * scale + offset``, in float32, rounded after every step.
 
     Args:
         codes: ``[..., cols]``, or ``[..., ceil(cols / 2)]`` for 4-bit formats.
         scale: float32, or E8M0 (uint8 or float8_e8m0fnu), shaped by ``block`` as in :func:`quantize_tensor`.
-        format: as in :func:`quantize_tensor`; needed unless the type of ``codes`` tells it.
+        format: as in :func:`quantize_tensor`, or ``nf4``, ``fp4_bnb``, ``iq4_nl``; needed unless the type of
+            ``codes`` tells it.
         block: as in :func:`quantize_tensor`.
         zero: int8 or float32, shape of ``scale``.
+        offset: float32, shape of ``scale``; integer formats.
         g_idx: ``[cols]`` int32, the column of ``scale`` for each column, in place of ``c // block[1]``.
         cols: of the result; needed only for 4-bit codes of odd rows.
         out_dtype: float32, float16 or bfloat16.
@@ -188,6 +191,7 @@ def dequantize_tensor(
         *block,
         argument_like(scale, "scale", family, "codes"),
         argument_like(zero, "zero", family, "codes"),
+        argument_like(offset, "offset", family, "codes"),
         argument_like(g_idx, "g_idx", family, "codes"),
         family.output(family.rows(out, "out"), "out"),
     )

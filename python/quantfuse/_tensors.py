@@ -238,17 +238,29 @@ def _not_rows(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> Va
 
 # ---- Names and numbers of the C interface ----
 
-FORMATS = {"int8": 1, "int4": 2, "fp8_e4m3": 3, "fp8_e5m2": 4, "fp4_e2m1": 5}
+FORMATS = {
+    "int8": 1,
+    "int4": 2,
+    "fp8_e4m3": 3,
+    "fp8_e5m2": 4,
+    "fp4_e2m1": 5,
+    "nf4": 6,
+    "fp4_bnb": 7,
+    "iq4_nl": 8,
+}
+#: Formats that are a table of 16 numbers. Their scales may be any finite numbers.
+CODEBOOKS = ("nf4", "fp4_bnb", "iq4_nl")
 #: Formats with one E8M0 scale per 32 numbers of a row, as OCP microscaling has them: the format of their
 # codes.
 MICROSCALED = {"mxfp8": "fp8_e4m3", "mxfp4": "fp4_e2m1"}
-FOUR_BIT = ("int4", "fp4_e2m1", "mxfp4")
+FOUR_BIT = ("int4", "fp4_e2m1", "mxfp4", *CODEBOOKS)
 CODE_DTYPES = {
     "int8": "int8",
     "int4": "uint8",
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
     "fp4_e2m1": "uint8",
+    **dict.fromkeys(CODEBOOKS, "uint8"),
 }
 _FORMAT_OF_DTYPE = {"int8": "int8", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 ACTIVATIONS = {None: 0, "identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}

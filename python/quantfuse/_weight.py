@@ -14,6 +14,7 @@ from ._library import weight_pack, weight_packed_bytes
 from ._quantize import dequantize_tensor, quantize_tensor
 from ._tensors import (
     CODE_DTYPES,
+    CODEBOOKS,
     FORMATS,
     FOUR_BIT,
     MICROSCALED,
@@ -29,12 +30,12 @@ from ._tensors import (
 
 _FILE_FORMAT = "quantfuse.weight.1"
 _STORED_CODES = {"int8": "I8", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2", "mxfp8": "F8_E4M3"}  # others U8
-_DEFAULT_GROUP = {"int4": 128, "fp4_e2m1": 128, "mxfp4": 32, "mxfp8": 32}
+_DEFAULT_GROUP = {"int4": 128, "fp4_e2m1": 128, "nf4": 64, "mxfp4": 32, "mxfp8": 32}
 _PACKED_ALIGNMENT = 64
 
 
 class QuantizedWeight:
-    """A weight matrix ``w[n, k] = (codes - zeros) * scales``, quantized.
+    """A weight matrix ``w[n, k] = (codes - zeros) * scales + offsets``, quantized.
 
     Its **canonical** tensors are what checkpoints hold. :meth:`pack` adds the bytes that the fast kernels of
     a device read; the canonical tensors may be dropped then, if neither :meth:`dequantize`, :meth:`save` nor
@@ -42,13 +43,15 @@ class QuantizedWeight:
     caller's own, may change afterwards.
 
     Attributes:
-        format: ``int4``, ``int8``, ``fp8_e4m3``, ``fp8_e5m2``, ``fp4_e2m1``, ``mxfp4`` or ``mxfp8``.
+        format: ``int4``, ``int8``, ``fp8_e4m3``, ``fp8_e5m2``, ``fp4_e2m1``, ``mxfp4``, ``mxfp8``; or a
+            table of 16 numbers: ``nf4``, ``fp4_bnb`` (bitsandbytes), ``iq4_nl`` (GGUF).
         shape: ``(n, k)``.
         block: the rectangle of ``w`` that shares a scale, as in :func:`quantize_tensor`.
         codes: ``[n, k]`` int8 or FP8 (uint8 in NumPy), or ``[n, ceil(k / 2)]`` uint8 for 4-bit formats.
         scales: ``[ceil(n / block[0]), ceil(k / block[1])]`` float32, or E8M0 (uint8) for ``mxfp4`` and
             ``mxfp8``; with ``g_idx`` as many columns as there are groups.
         zeros: int8 or float32, shape of ``scales``, or None.
+        offsets: float32, shape of ``scales``, or None: the minima of GGUF's Q4_K; integer formats.
         g_idx: ``[k]`` int32, the group of each column (act-order), or None.
         is_gated: the first half of the rows is the gate, the second the up projection.
         packed: the packed bytes, or None.
@@ -70,6 +73,7 @@ class QuantizedWeight:
         "format",
         "g_idx",
         "is_gated",
+        "offsets",
         "packed",
         "scales",
         "shape",
@@ -86,6 +90,7 @@ class QuantizedWeight:
         zeros: Tensor | None = None,
         g_idx: Tensor | None = None,
         is_gated: bool = False,
+        offsets: Tensor | None = None,
     ) -> None:
         _check_format(format, "format")
         n, k = shape
@@ -98,6 +103,9 @@ class QuantizedWeight:
         self.codes: Tensor | None = codes
         self.scales: Tensor | None = adopt_like(scales, "scales", family, "codes")
         self.zeros: Tensor | None = None if zeros is None else adopt_like(zeros, "zeros", family, "codes")
+        self.offsets: Tensor | None = (
+            None if offsets is None else adopt_like(offsets, "offsets", family, "codes")
+        )
         self.g_idx: Tensor | None = None if g_idx is None else adopt_like(g_idx, "g_idx", family, "codes")
         self.is_gated = bool(is_gated)
         self.packed: Tensor | None = None
@@ -118,9 +126,10 @@ class QuantizedWeight:
         """Quantizes ``w`` ``[n, k]``, float32, float16 or bfloat16, by rounding to nearest.
 
         Args:
-            scheme: the format.
+            scheme: the format; of the tables only ``nf4``.
             group: columns that share a scale; 0 gives one scale per output channel (row), a pair a 2-D block.
-                By default 128 for ``int4`` and ``fp4_e2m1``, 32 for ``mxfp4`` and ``mxfp8`` (always), else 0.
+                By default 128 for ``int4`` and ``fp4_e2m1``, 64 for ``nf4``, 32 for ``mxfp4`` and ``mxfp8``
+                (always), else 0.
             symmetric: False gives integer formats zero points.
             mse: search the scales that make the squared error least.
             gated: the weight is ``[gate; up]``.
@@ -145,7 +154,7 @@ class QuantizedWeight:
         _check_format(format, "format")
         weight = QuantizedWeight.__new__(QuantizedWeight)
         weight.format, weight.shape, weight.block = format, shape, block
-        weight.codes = weight.scales = weight.zeros = weight.g_idx = None
+        weight.codes = weight.scales = weight.zeros = weight.offsets = weight.g_idx = None
         weight.is_gated = is_gated
         weight.packed, weight._family = adopt(packed, "packed")
         weight._arguments = None
@@ -161,7 +170,7 @@ class QuantizedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes of everything that is held."""
-        tensors = (self.codes, self.scales, self.zeros, self.g_idx, self.packed)
+        tensors = (self.codes, self.scales, self.zeros, self.offsets, self.g_idx, self.packed)
         return sum(int(t.nbytes) for t in tensors if t is not None)
 
     def dequantize(self, out_dtype: DTypeLike = "float32", *, out: Tensor | None = None) -> Tensor:
@@ -172,6 +181,7 @@ class QuantizedWeight:
             self.format,
             block=self.block,
             zero=self.zeros,
+            offset=self.offsets,
             g_idx=self.g_idx,
             cols=self.shape[1],
             out_dtype=out_dtype,
@@ -183,10 +193,10 @@ class QuantizedWeight:
         itself.
 
         They depend on the device and on what its processor can do: pack where you run, save the canonical
-        form. ``drop_canonical`` lets go of codes, scales, zeros and g_idx. Where kernels read the canonical
-        form only (a CPU without AVX2; on a CUDA device weights with ``g_idx``, with floating zero points, or
-        with groups that are not 32, 64, a multiple of 128 or whole rows) nothing changes. On a CUDA device
-        this waits for the packing to end.
+        form. ``drop_canonical`` lets go of codes, scales, zeros, offsets and g_idx. Where kernels read the
+        canonical form only (a CPU without AVX2; on a CUDA device weights with ``g_idx``, floating zero
+        points, offsets or a table, or with groups that are not 32, 64, a multiple of 128 or whole rows)
+        nothing changes. On a CUDA device this waits for the packing to end.
         """
         if self.packed is None:
             arguments = self._make_arguments()
@@ -200,7 +210,7 @@ class QuantizedWeight:
                 return self
             self.packed = packed
         if drop_canonical:
-            self.codes = self.scales = self.zeros = self.g_idx = None
+            self.codes = self.scales = self.zeros = self.offsets = self.g_idx = None
         self._arguments = None
         return self
 
@@ -223,6 +233,7 @@ class QuantizedWeight:
             borrow(self.codes, "codes"),
             borrow(self.scales, "scales"),
             borrow(self.zeros, "zeros"),
+            borrow(self.offsets, "offsets"),
             borrow(self.g_idx, "g_idx"),
             self.is_gated,
             borrow(self.packed, "packed"),
@@ -253,6 +264,8 @@ class QuantizedWeight:
         )
         if self.zeros is not None:
             self._expect("zeros", {"int8", "float32"}, (row_blocks, col_blocks))
+        if self.offsets is not None:
+            self._expect("offsets", {"float32"}, (row_blocks, col_blocks))
 
     def _expect(self, name: str, dtypes: set[str], shape: tuple[int, ...]) -> None:
         """A dimension of 1 may be missing."""
@@ -277,7 +290,7 @@ class QuantizedWeight:
         True
         """
         stored = {"codes": (_STORED_CODES.get(self.format, "U8"), _to_numpy(self._canonical("save")))}
-        for name, byte_type in (("scales", "U8"), ("zeros", "I8")):
+        for name, byte_type in (("scales", "U8"), ("zeros", "I8"), ("offsets", "")):
             if getattr(self, name) is not None:
                 array = _to_numpy(getattr(self, name))
                 stored[name] = (byte_type if array.dtype.itemsize == 1 else "F32", array)
@@ -339,20 +352,24 @@ def _from_stored(
     if metadata.get("is_gated") not in ("0", "1"):
         raise ValueError(f"is_gated is {metadata.get('is_gated')!r}, expected 0 or 1")
     names = set(stored)
-    if not {"codes", "scales"} <= names or not names <= {"codes", "scales", "zeros", "g_idx"}:
-        raise ValueError(f"the tensors are {sorted(names)}, expected codes, scales and perhaps zeros, g_idx")
+    if not {"codes", "scales"} <= names or not names <= {"codes", "scales", "zeros", "offsets", "g_idx"}:
+        raise ValueError(
+            f"the tensors are {sorted(names)}, expected codes, scales and perhaps zeros, offsets, g_idx"
+        )
     if stored["codes"][0] != _STORED_CODES.get(format, "U8"):
         raise ValueError(f"codes has type {stored['codes'][0]}, which {format} codes have not")
     arrays = {name: array for name, (_, array) in stored.items()}
     scales, zeros, g_idx = arrays["scales"], arrays.get("zeros"), arrays.get("g_idx")
+    offsets = arrays.get("offsets")
     weight = QuantizedWeight(
-        format, shape, block, arrays["codes"], scales, zeros, g_idx, metadata["is_gated"] == "1"
+        format, shape, block, arrays["codes"], scales, zeros, g_idx, metadata["is_gated"] == "1", offsets
     )
-    is_good = scales != 255 if scales.dtype == np.uint8 else np.isfinite(scales) & (scales > 0)
-    if not is_good.all():
+    is_good = scales != 255 if scales.dtype == np.uint8 else np.isfinite(scales)
+    if not (is_good & ((scales > 0) | (scales.dtype == np.uint8) | (format in CODEBOOKS))).all():
         raise ValueError("scales has values that are not finite and positive")
-    if zeros is not None and not np.isfinite(zeros).all():
-        raise ValueError("zeros has values that are not finite")
+    for name in ("zeros", "offsets"):
+        if name in arrays and not np.isfinite(arrays[name]).all():
+            raise ValueError(f"{name} has values that are not finite")
     if g_idx is not None and g_idx.size and not (g_idx.min() >= 0 and g_idx.max() < scales.shape[-1]):
         raise ValueError(f"g_idx has values outside of the {scales.shape[-1]} groups")
     return weight
@@ -397,4 +414,5 @@ def _to_torch(weight: QuantizedWeight, device: Any) -> QuantizedWeight:
         move(weight.zeros),
         move(weight.g_idx),
         weight.is_gated,
+        move(weight.offsets),
     )

@@ -24,10 +24,11 @@
 //     independent roundings   |error| <= (lambda * sqrt(n) + c) * u * sum |t_i|
 // the latter (Higham and Mary, 2019) but for a probability of 2 exp(-lambda^2 / 2) at equality of all the
 // factors that it bounds from above. Vector kernels keep many partial sums, so their errors stay far below
-// either. We take the smaller of the two with lambda = 4 and c = 16: dequantizing (q - zero) * scale is 2,
-// the product 1, scales of groups and activations 4, the correction by zero * sum(x) 4, bias and the
-// epilogue's additions 4, the reference's own rounding 1. In sum |t_i| a weight counts as (|q| + |zero|) *
-// scale, because a kernel may sum x * q and x * zero apart.
+// either. We take the smaller of the two with lambda = 4 and c = 18: dequantizing (q - zero) * scale is 2,
+// its offset 2 (a sum, or the zero point that it becomes part of, and that difference), the product 1, scales
+// of groups and activations 4, the correction by zero * sum(x) 4, bias and the epilogue's additions 4, the
+// reference's own rounding 1. In sum |t_i| a weight counts as (|q| + |zero|) * |scale| + |offset|, because a
+// kernel may sum x * q, x * zero and x * offset apart.
 //
 // x in fixed point. The CUDA kernels of linear may multiply integer weights with 16-bit x as integers: of
 // each 128 columns of a token, x is rounded to a multiple of 2^(e-20), where 2^e is the power of two at or
@@ -53,7 +54,7 @@ inline constexpr double kUnitRoundoff = 0x1p-24;
 // flush subnormals).
 inline double sum_bound(int64_t terms, double sum_of_magnitudes) {
   const double n = static_cast<double>(terms);
-  return (std::min(n, 4 * std::sqrt(n)) + 16) * kUnitRoundoff * sum_of_magnitudes + n * 0x1p-126;
+  return (std::min(n, 4 * std::sqrt(n)) + 18) * kUnitRoundoff * sum_of_magnitudes + n * 0x1p-126;
 }
 
 // How far x is off in fixed point where the largest of its tile is `largest`, and the columns of a tile.

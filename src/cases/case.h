@@ -60,6 +60,7 @@ struct DequantizeSpec {
   qf_format format = QF_INT8;
   qf_block block = {1, 0};
   bool has_e8m0_scale = false, is_asymmetric = false, has_float_zero = false, has_g_idx = false;
+  bool has_offset = false;
   qf_dtype dtype = {2, 32, 1};
   int64_t rows = 0, cols = 0, row_padding = 0;
 };
@@ -78,7 +79,7 @@ struct WeightSpec {
   qf_format format = QF_INT4;
   qf_block block = {1, 128};
   bool has_e8m0_scale = false, is_asymmetric = false, has_float_zero = false, has_g_idx = false;
-  bool is_gated = false;
+  bool is_gated = false, has_offset = false;
 };
 
 struct LinearSpec {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// (q - zero) * scale in float32 and one rounding to the type of x: defined to the bit (bounds.h, rule 1).
+// (q - zero) * scale + offset in float32, rounded to the type of x: defined to the bit (bounds.h, rule 1).
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
@@ -9,6 +9,8 @@
 namespace quantfuse::cases {
 namespace {
 
+constexpr std::initializer_list<qf_format> kFormats = {QF_INT8,     QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2,
+                                                       QF_FP4_E2M1, QF_NF4,  QF_FP4_BNB,  QF_IQ4_NL};
 constexpr Functions<qf_dequantize_args> kFunctions = QF_CASE_FUNCTIONS(dequantize);
 
 class DequantizeCase final : public OperationCase<qf_dequantize_args> {
@@ -16,7 +18,7 @@ class DequantizeCase final : public OperationCase<qf_dequantize_args> {
   explicit DequantizeCase(const DequantizeSpec& spec) : OperationCase(kFunctions), spec_(spec) {
     const WeightSpec weight = {
         spec.format,    spec.block, spec.has_e8m0_scale, spec.is_asymmetric, spec.has_float_zero,
-        spec.has_g_idx, false};
+        spec.has_g_idx, false,      spec.has_offset};
     scheme = Words().add(weight_word(weight)).add(dtype_word(spec.dtype)).text();
     name = !spec.name.empty() ? spec.name
                               : Words()
@@ -43,6 +45,7 @@ class DequantizeCase final : public OperationCase<qf_dequantize_args> {
     a.block = w.block;
     a.scale = w.scale;
     a.zero = w.zero;
+    a.offset = w.offset;
     a.g_idx = w.g_idx;
     a.x = view(x_, set);
     return a;
@@ -64,7 +67,7 @@ class DequantizeCase final : public OperationCase<qf_dequantize_args> {
 
 DequantizeSpec random_spec(Random& random) {
   DequantizeSpec s;
-  s.format = random.pick({QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
+  s.format = random.pick(kFormats);
   const int64_t group = random.pick<int64_t>({1, 3, 5, 16, 32, 33, 64, 100, 128});
   s.block = random.pick<qf_block>(
       {{1, 0}, {1, group}, {1, group}, {1, group}, {0, 0}, {0, 1}, {128, 128}, {2, 7}, {0, group}});
@@ -76,6 +79,7 @@ DequantizeSpec random_spec(Random& random) {
   s.is_asymmetric = is_integer(s.format) && random.chance(50);
   s.has_float_zero = s.is_asymmetric && random.chance(40);
   s.has_g_idx = random.chance(25);
+  s.has_offset = is_integer(s.format) && random.chance(35);
   s.row_padding = random.pick<int64_t>({0, 0, 1, 5});
   return s;
 }
@@ -91,7 +95,7 @@ std::vector<CasePtr> dequantize_test_cases() {
     s.rows = rows, s.cols = cols, s.block = {1, 32};
     list.add(s);
   }
-  for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1}) {
+  for (const qf_format format : kFormats) {
     DequantizeSpec s;
     s.format = format, s.rows = 37, s.cols = 4099, s.dtype = kBf16;
     list.add(s);
@@ -99,7 +103,7 @@ std::vector<CasePtr> dequantize_test_cases() {
     list.add(s);
   }
   Random random(12);
-  list.fill_up(300, [&] { return random_spec(random); });
+  list.fill_up(400, [&] { return random_spec(random); });
   return list.take();
 }
 

@@ -12,6 +12,9 @@ std::string format_word(qf_format format) {
     case QF_FP8_E4M3: return "e4m3";
     case QF_FP8_E5M2: return "e5m2";
     case QF_FP4_E2M1: return "fp4";
+    case QF_NF4: return "nf4";
+    case QF_FP4_BNB: return "fp4_bnb";
+    case QF_IQ4_NL: return "iq4_nl";
     default: return "none";
   }
 }
@@ -58,6 +61,7 @@ std::string weight_word(const WeightSpec& weight) {
       .add(block_word(weight.block))
       .add_if(weight.has_e8m0_scale, "e8m0")
       .add_if(weight.is_asymmetric, weight.has_float_zero ? "float_zero" : "asym")
+      .add_if(weight.has_offset, "offset")
       .add_if(weight.has_g_idx, "g_idx")
       .add_if(weight.is_gated, "gated")
       .text();

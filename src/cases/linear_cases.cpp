@@ -309,6 +309,10 @@ std::vector<CasePtr> linear_test_cases() {
         list.add(s);
         s.weight = {QF_FP4_E2M1, {1, 32}, true};
         list.add(s);
+        s.weight = {QF_NF4, {1, 64}};
+        list.add(s);
+        s.weight = {QF_INT4, {1, 32}}, s.weight.has_offset = true;  // as Q4_K
+        list.add(s);
       }
     }
   }
@@ -333,7 +337,7 @@ std::vector<CasePtr> linear_test_cases() {
   list.fill_up(730, [&] {
     LinearSpec s = random_spec(random);
     s.weight.format = random.pick({QF_INT4, QF_INT8});
-    s.weight.has_float_zero = false;
+    s.weight.has_float_zero = s.weight.has_offset = false;
     s.act_format = QF_INT8;
     s.act_group = random.pick<int64_t>({0, 0, 8, 32, 64, 128});
     return s;
@@ -344,7 +348,7 @@ std::vector<CasePtr> linear_test_cases() {
     LinearSpec s = random_spec(random);
     s.weight.format = random.pick({QF_INT4, QF_INT4, QF_INT8});
     s.weight.block = {1, random.pick<int64_t>({0, 32, 64, 128, 256})};
-    s.weight.has_float_zero = s.weight.has_g_idx = s.weight.has_e8m0_scale = false;
+    s.weight.has_float_zero = s.weight.has_g_idx = s.weight.has_e8m0_scale = s.weight.has_offset = false;
     s.act_format = QF_FORMAT_NONE, s.act_group = 0, s.has_quantized_x = false;
     s.dtype = random.pick({kF16, kBf16});
     s.m = 1 + random.below(8);

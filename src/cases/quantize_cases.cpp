@@ -167,7 +167,7 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
 
 QuantizeSpec random_spec(Random& random) {
   QuantizeSpec s;
-  s.format = random.pick({QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
+  s.format = random.pick({QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4});
   const int64_t group = random.pick<int64_t>({1, 3, 5, 16, 32, 33, 64, 100, 128});
   s.block = random.pick<qf_block>(
       {{1, 0}, {1, group}, {1, group}, {1, group}, {0, 0}, {0, 1}, {128, 128}, {2, 7}, {0, group}});
@@ -192,7 +192,7 @@ CasePtr make_case(const QuantizeSpec& spec) { return std::make_unique<QuantizeCa
 std::vector<CasePtr> quantize_test_cases() {
   CaseList list;
   // Every format with every number kind, per row and per group.
-  for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1}) {
+  for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4}) {
     for (const Data data :
          {Data::normal, Data::outliers, Data::tiny, Data::huge, Data::zeros, Data::with_nan_inf}) {
       for (const qf_dtype dtype : {kF32, kF16, kBf16}) {

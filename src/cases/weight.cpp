@@ -7,6 +7,32 @@
 #include "formats/codes.h"
 
 namespace quantfuse::cases {
+namespace {
+
+template <class Change>
+void change_each(Tensor& tensor, const Change& change) {
+  Image& image = tensor.initial();
+  for (int64_t r = 0; r < image.rows; ++r) {
+    for (int64_t c = 0; c < image.cols; ++c) image.set(r, c, change(image.value(r, c)));
+  }
+}
+
+// Codebooks may have negative scales, and 0 for a block of zeros.
+void flip_signs(Tensor& scale, Random& random) {
+  change_each(scale, [&](double value) {
+    return random.chance(5) ? 0.0 : random.chance(30) ? -value : value;
+  });
+}
+
+// As large as the rest of the weight, here and there much larger, so that the codes hardly count, and none.
+void fill_offsets(Tensor& offset, Random& random, double magnitude) {
+  change_each(offset, [&](double) {
+    const double value = random.uniform(-1, 1) * magnitude;
+    return random.chance(5) ? value * 1e6 : random.chance(10) ? 0.0 : value;
+  });
+}
+
+}  // namespace
 
 CanonicalWeight::CanonicalWeight(const WeightSpec& spec, int64_t n, int64_t k, int64_t row_padding,
                                  const Declare& declare)
@@ -18,6 +44,7 @@ CanonicalWeight::CanonicalWeight(const WeightSpec& spec, int64_t n, int64_t k, i
                     {n, row_bytes(spec.format, k)}, row_padding);
   scale_ = &declare("scale", Role::input, spec.has_e8m0_scale ? kE8m0 : kF32, shape, 0);
   if (spec.is_asymmetric) zero_ = &declare("zero", Role::input, spec.has_float_zero ? kF32 : kI8, shape, 0);
+  if (spec.has_offset) offset_ = &declare("offset", Role::input, kF32, shape, 0);
   if (spec.has_g_idx) g_idx_ = &declare("g_idx", Role::input, kI32, {k}, 0);
 }
 
@@ -25,6 +52,8 @@ void CanonicalWeight::fill(Random& random, double magnitude) {
   const CodeRange range = code_range(spec_.format);
   fill_codes(*codes_, random, spec_.format, k_);
   fill_scales(*scale_, random, magnitude / range.symmetric_max);
+  if (is_codebook(spec_.format) && !spec_.has_e8m0_scale) flip_signs(*scale_, random);
+  if (offset_) fill_offsets(*offset_, random, magnitude);
   if (zero_) {
     Image& zero = zero_->initial();
     for (int64_t r = 0; r < zero.rows; ++r) {
@@ -55,6 +84,7 @@ qf_weight CanonicalWeight::view(int set, qf_device device) const {
   w.codes = codes_->view(set, device);
   w.scale = scale_->view(set, device);
   w.zero = zero_ ? zero_->view(set, device) : nullptr;
+  w.offset = offset_ ? offset_->view(set, device) : nullptr;
   w.g_idx = g_idx_ ? g_idx_->view(set, device) : nullptr;
   w.is_gated = spec_.is_gated;
   return w;
@@ -68,7 +98,8 @@ std::vector<double> CanonicalWeight::magnitudes() const {
       const int64_t i = n / block_.rows * num_groups_ + g;
       const double zero = zero_ ? std::abs(zero_->initial().value(i)) : 0;
       const double code = std::abs(decode_at(spec_.format, codes_->initial().row(n), k));
-      w[static_cast<size_t>(n * k_ + k)] = (code + zero) * scale_->initial().value(i);
+      const double offset = offset_ ? std::abs(offset_->initial().value(i)) : 0;
+      w[static_cast<size_t>(n * k_ + k)] = (code + zero) * std::abs(scale_->initial().value(i)) + offset;
     }
   }
   return w;
@@ -76,7 +107,8 @@ std::vector<double> CanonicalWeight::magnitudes() const {
 
 WeightSpec random_weight(Random& random) {
   WeightSpec w;
-  w.format = random.pick({QF_INT4, QF_INT4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
+  w.format = random.pick({QF_INT4, QF_INT4, QF_INT4, QF_INT8, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1,
+                          QF_NF4, QF_FP4_BNB, QF_IQ4_NL});
   const int64_t group = random.pick<int64_t>({1, 3, 5, 16, 32, 33, 64, 100, 128});
   w.block = random.pick<qf_block>(
       {{1, 0}, {1, 0}, {1, group}, {1, group}, {1, group}, {1, group}, {0, 0}, {128, 128}, {3, 40}});
@@ -84,6 +116,7 @@ WeightSpec random_weight(Random& random) {
   w.has_float_zero = w.is_asymmetric && random.chance(35);
   w.has_e8m0_scale = !w.is_asymmetric && random.chance(30);
   w.has_g_idx = random.chance(20);
+  w.has_offset = is_integer(w.format) && random.chance(30);
   return w;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The canonical tensors of a quantized matrix w[n,k] = (codes - zero) * scale, for every case that reads one.
+// The canonical tensors of a quantized matrix w[n,k] = (codes - zero) * scale + offset, for every case that
+// reads one.
 #pragma once
 
 #include <functional>
@@ -19,11 +20,11 @@ class CanonicalWeight {
   CanonicalWeight(const WeightSpec& spec, int64_t n, int64_t k, int64_t row_padding, const Declare& declare);
 
   // Random codes over their whole range, zero points over theirs, and scales that bring w to about
-  // +-`magnitude`.
+  // +-`magnitude`; offsets of that size.
   void fill(Random& random, double magnitude);
   qf_weight view(int set, qf_device device) const;  // without the packed form
 
-  // (|code| + |zero|) * scale, [n, k]: what one term of a product may be made of.
+  // (|code| + |zero|) * |scale| + |offset|, [n, k]: what one term of a product may be made of.
   std::vector<double> magnitudes() const;
 
  private:
@@ -31,7 +32,7 @@ class CanonicalWeight {
   int64_t n_ = 0, k_ = 0;
   qf_block block_ = {1, 1};  // resolved
   int64_t num_groups_ = 0;
-  Tensor *codes_ = nullptr, *scale_ = nullptr, *zero_ = nullptr, *g_idx_ = nullptr;
+  Tensor *codes_ = nullptr, *scale_ = nullptr, *zero_ = nullptr, *offset_ = nullptr, *g_idx_ = nullptr;
 };
 
 // The weights of test cases: every format, block, zero point and order that a checkpoint may have.

@@ -157,7 +157,8 @@ struct IQ4_NL {
   f16 d;
   uint8_t qs[16];
   float scale(int) const { return to_float(d); }
-  int code(int i) const { return kNonLinear[split_nibble(qs, i)]; }
+  int index(int i) const { return split_nibble(qs, i); }
+  int code(int i) const { return kNonLinear[index(i)]; }
 };
 static_assert(sizeof(IQ4_NL) == 18);
 
@@ -171,7 +172,8 @@ struct IQ4_XS {
     const int low = scales_l[g / 2] >> (g % 2 * 4) & 15, high = scales_h >> (g * 2) & 3;
     return to_float(d) * static_cast<float>((low | high << 4) - 32);
   }
-  int code(int i) const { return kNonLinear[split_nibble(qs + i / 32 * 16, i % 32)]; }
+  int index(int i) const { return split_nibble(qs + i / 32 * 16, i % 32); }
+  int code(int i) const { return kNonLinear[index(i)]; }
 };
 static_assert(sizeof(IQ4_XS) == 136);
 

@@ -101,7 +101,10 @@ void CanonicalLayer::dequantize(std::span<float> out) const {
     float* numbers = out.data() + row * w.k;
     const float scale = w.scale_at(i);
     const float zero = w.zero.empty() ? 0.0f : static_cast<float>(w.zero[static_cast<size_t>(i)]);
-    const auto number_of = [&](uint8_t code) { return round_to(rounding, (table[code] - zero) * scale); };
+    const float offset = w.offset_at(i);
+    const auto number_of = [&](uint8_t code) {
+      return round_to(rounding, (table[code] - zero) * scale + offset);
+    };
     // A run has few different numbers: where it is longer than they are many, each is computed once.
     const int num_codes = is_4bit ? 16 : 256;
     if (end - begin <= num_codes) {
@@ -142,7 +145,7 @@ LayerValues CanonicalLayer::values() const {
 
 void make_scales_positive(CanonicalWeight& w) {
   const auto is_good = [](float scale) { return scale > 0; };
-  if (std::all_of(w.scale.begin(), w.scale.end(), is_good)) return;
+  if (is_codebook(w.format) || std::all_of(w.scale.begin(), w.scale.end(), is_good)) return;
   const bool is_4bit = is_packed_4bit(w.format);
   const uint8_t flip = is_integer(w.format) ? 0xff : is_4bit ? 0x08 : 0x80;
   const bool has_negative = std::any_of(w.scale.begin(), w.scale.end(), [](float s) { return s < 0; });

@@ -15,7 +15,7 @@
 
 namespace quantfuse::checkpoint {
 
-// What qf_weight describes, with its memory: w[n,k] = (codes - zero) * scale.
+// What qf_weight describes, with its memory: w[n,k] = (codes - zero) * scale + offset.
 struct CanonicalWeight {
   qf_format format = QF_FORMAT_NONE;
   int64_t n = 0, k = 0;
@@ -25,12 +25,15 @@ struct CanonicalWeight {
   std::vector<float> scale;         // [ceil(n / block.rows), num_groups]
   std::vector<uint8_t> scale_e8m0;  // in place of `scale`
   std::vector<int8_t> zero;         // like the scales; empty: symmetric
+  std::vector<float> offset;        // like the scales; empty: none
   std::vector<int32_t> g_idx;       // [k], the group of each column; empty: k / block.cols
 
   int64_t row_bytes() const;
   int64_t block_rows() const { return block.rows ? block.rows : n; }  // 0 means all
   int64_t block_cols() const { return block.cols ? block.cols : k; }
   float scale_at(int64_t i) const;
+  // Where there is none, -0: what can be added to any number and leaves its bits.
+  float offset_at(int64_t i) const { return offset.empty() ? -0.0f : offset[static_cast<size_t>(i)]; }
 };
 
 struct LayerInfo {
@@ -95,9 +98,9 @@ class CanonicalLayer final : public Layer {
 // Integer codes of `bits` bits: up to 4 live in INT4 codes, up to 8 in INT8 codes.
 inline qf_format integer_format(int bits) { return bits <= 4 ? QF_INT4 : QF_INT8; }
 
-// The linear kernels take positive scales alone. Where a scale is negative, (c - z) * s = (~c - ~z) * -s;
-// where it is 0, all codes become the zero point under a scale of 1. The numbers stay the same (-0 may become
-// 0).
+// The linear kernels take positive scales alone, except of codebooks. Where one is negative,
+// (c - z) * s = (~c - ~z) * -s; where it is 0, all codes become the zero point under a scale of 1. The
+// numbers stay the same (-0 may become 0).
 void make_scales_positive(CanonicalWeight& weight);
 
 // All elements of a scale tensor as floats. Fails, naming the tensor, at the first that is not finite.

@@ -10,6 +10,7 @@ namespace quantfuse::cli {
 namespace {
 
 bool is_fp8(qf_format format) { return format == QF_FP8_E4M3 || format == QF_FP8_E5M2; }
+bool is_codebook(qf_format format) { return format == QF_NF4 || format == QF_FP4_BNB || format == QF_IQ4_NL; }
 
 // What a user would not guess from the kernel's name.
 std::vector<std::string> notes_on(const Spec& spec, qf_device device, const std::string& chosen) {
@@ -28,6 +29,9 @@ std::vector<std::string> notes_on(const Spec& spec, qf_device device, const std:
     }
     if (s->weight.format == QF_FP4_E2M1 && is_cpu) {
       notes.push_back("CPUs have no FP4 units: the weight is converted as it is read");
+    }
+    if (is_codebook(s->weight.format)) {
+      notes.push_back("the weight's numbers are looked up in the format's table as it is read");
     }
     notes.push_back("the weight is taken to be packed by qf_weight_pack, as a loaded layer's is");
   }

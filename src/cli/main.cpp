@@ -102,8 +102,9 @@ void add_problem(CLI::App& app, ProblemOptions& p) {
   size("--k", p.k, "Inputs of a layer: the summed dimension");
   add_words(app, "--weight", p.weight, weight_words(), "linear: format of the weight");
   add_words(app, "--format", p.format, format_words(), "quantize, dequantize, gemm: format of the codes");
-  app.add_option("--group", p.group,
-                 "Numbers of a row that share a scale; 0 the whole row [int4 128, fp4 and mx 32, else 0]")
+  app.add_option(
+         "--group", p.group,
+         "Numbers of a row that share a scale; 0 the whole row [int4 128, nf4 64, fp4 and mx 32, else 0]")
       ->check(kSize)
       ->type_name("INT");
   app.add_option("--block", p.block,
@@ -117,6 +118,7 @@ void add_problem(CLI::App& app, ProblemOptions& p) {
   size("--out-group", p.out_group, "Results of a row that share a scale; 0 the whole row");
   add_words(app, "--activation", p.activation, activation_words(), "Activation function after a layer");
   app.add_flag("--asym", p.is_asymmetric, "With zero points");
+  app.add_flag("--offset", p.has_offset, "With an offset for every scale, as GGUF's K-quants have");
   app.add_flag("--gated", p.is_gated, "linear: a merged gate|up weight, y = act(gate) * up");
   app.add_flag("--bias", p.has_bias, "Add a bias");
   app.add_flag("--residual", p.has_residual, "Add a residual");

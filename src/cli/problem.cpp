@@ -21,7 +21,8 @@ struct FormatWord {
 constexpr FormatWord kFormats[] = {
     {"int4", QF_INT4, false, 128},       {"int8", QF_INT8, false, 0},         {"fp8", QF_FP8_E4M3, false, 0},
     {"fp8_e4m3", QF_FP8_E4M3, false, 0}, {"fp8_e5m2", QF_FP8_E5M2, false, 0}, {"fp4", QF_FP4_E2M1, false, 32},
-    {"mxfp4", QF_FP4_E2M1, true, 32},    {"mxfp8", QF_FP8_E4M3, true, 32},
+    {"mxfp4", QF_FP4_E2M1, true, 32},    {"mxfp8", QF_FP8_E4M3, true, 32},    {"nf4", QF_NF4, false, 64},
+    {"fp4_bnb", QF_FP4_BNB, false, 64},  {"iq4_nl", QF_IQ4_NL, false, 32},
 };
 
 const FormatWord& format_of(const std::string& word) {
@@ -75,6 +76,7 @@ cases::WeightSpec weight_spec(const ProblemOptions& o) {
   w.block = block_of(o, format.group);
   w.has_e8m0_scale = format.has_e8m0_scale;
   w.is_asymmetric = o.is_asymmetric;
+  w.has_offset = o.has_offset;
   w.has_g_idx = o.has_g_idx;
   w.is_gated = o.is_gated;
   return w;
@@ -153,6 +155,7 @@ cases::DequantizeSpec dequantize_spec(const ProblemOptions& o) {
   s.block = block_of(o, format.group);
   s.has_e8m0_scale = format.has_e8m0_scale;
   s.is_asymmetric = o.is_asymmetric;
+  s.has_offset = o.has_offset;
   s.has_g_idx = o.has_g_idx;
   s.dtype = dtype_of(o.act);
   s.rows = o.m, s.cols = o.n;

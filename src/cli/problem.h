@@ -29,6 +29,7 @@ struct ProblemOptions {
   std::string out = "bf16";  // type of scaled_mm's result
   std::string activation = "none";
   bool is_asymmetric = false, is_gated = false, has_bias = false, has_residual = false, has_g_idx = false;
+  bool has_offset = false;
   bool has_static_scale = false, has_mse_scale = false, wants_row_sums = false, is_b_kn = false;
 };
 

@@ -20,7 +20,7 @@ std::string ask(Explain explain, const Args& args, const qf_call& call) {
 
 // The tensors of a quantized weight and the view of them that calls take.
 struct Weight {
-  Tensor codes, scale, zero, g_idx, packed;
+  Tensor codes, scale, zero, offset, g_idx, packed;
   qf_weight view = {};
 
   Weight(const cases::WeightSpec& s, int64_t n, int64_t k, qf_device device) {
@@ -28,8 +28,10 @@ struct Weight {
     codes = codes_tensor(s.format, n, k, device);
     scale = block_tensor(s.has_e8m0_scale ? kE8m0 : kF32, s.block, n, k, device);
     if (s.is_asymmetric) zero = block_tensor(s.has_float_zero ? kF32 : kI8, s.block, n, k, device);
+    if (s.has_offset) offset = block_tensor(kF32, s.block, n, k, device);
     if (s.has_g_idx && group > 0) g_idx = Tensor::vector(kI32, k, device);
-    view = {s.format, n, k, s.block, codes.get(), scale.get(), zero.get(), g_idx.get(), s.is_gated, nullptr};
+    view = {s.format,   n,           k,          s.block, codes.get(), scale.get(),
+            zero.get(), g_idx.get(), s.is_gated, nullptr, offset.get()};
   }
 
   // As a layer that was packed when it was loaded, if this device has a packed form for it.
@@ -117,8 +119,9 @@ struct Explainer {
     const qf_dtype zero_type = s.has_float_zero ? kF32 : kI8;
     const Tensor zero = s.is_asymmetric ? block_tensor(zero_type, s.block, s.rows, s.cols, device) : Tensor();
     const Tensor g_idx = s.has_g_idx ? Tensor::vector(kI32, s.cols, device) : Tensor();
+    const Tensor offset = s.has_offset ? block_tensor(kF32, s.block, s.rows, s.cols, device) : Tensor();
     const qf_dequantize_args args = {q.get(),    s.format,    s.block, scale.get(),
-                                     zero.get(), g_idx.get(), x.get()};
+                                     zero.get(), g_idx.get(), x.get(), offset.get()};
     return ask(qf_dequantize_explain, args, call);
   }
 

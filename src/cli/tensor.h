@@ -67,12 +67,12 @@ class Tensor {
 
 // Codes of `format` for a matrix [rows, cols], and the scales of its blocks.
 inline Tensor codes_tensor(qf_format format, int64_t rows, int64_t cols, qf_device device = {QF_CPU, 0}) {
-  const bool is_4bit = format == QF_INT4 || format == QF_FP4_E2M1;
+  const bool is_8bit = format == QF_INT8 || format == QF_FP8_E4M3 || format == QF_FP8_E5M2;
   const qf_dtype dtype = format == QF_INT8       ? kI8
                          : format == QF_FP8_E4M3 ? kE4m3
                          : format == QF_FP8_E5M2 ? kE5m2
                                                  : kU8;
-  return Tensor(dtype, rows, is_4bit ? ceil_div(cols, 2) : cols, device);
+  return Tensor(dtype, rows, is_8bit ? cols : ceil_div(cols, 2), device);
 }
 inline Tensor block_tensor(qf_dtype dtype, qf_block block, int64_t rows, int64_t cols,
                            qf_device device = {QF_CPU, 0}) {

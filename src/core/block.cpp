@@ -57,6 +57,20 @@ void check_scale_values(const Arguments& arg, const char* name, const Matrix& sc
   }
 }
 
+void check_finite(const Arguments& arg, const char* name, const Matrix& values) {
+  if (arg.device().type != QF_CPU || !values.data || values.dtype != DType::f32) return;
+  const auto* numbers = static_cast<const float*>(values.data);
+  for (int64_t i = 0; i < values.rows * values.cols; ++i) {
+    if (!is_finite(numbers[i])) arg.fail(std::string(name) + " is not finite at index " + std::to_string(i));
+  }
+}
+
+void check_scales_of(const Arguments& arg, const char* name, qf_format format, const Matrix& scale) {
+  // An E8M0 scale that is not positive is NaN.
+  if (is_codebook(format) && scale.dtype == DType::f32) return check_finite(arg, name, scale);
+  check_scale_values(arg, name, scale);
+}
+
 void check_format(const Arguments& arg, const char* name, qf_format format,
                   std::initializer_list<qf_format> allowed) {
   std::string names;

@@ -18,9 +18,17 @@ Matrix expect_scale(Arguments& arg, const char* name, const qf_tensor* tensor, q
 // Fails unless every scale and its inverse are finite and positive (E8M0: not NaN). Reads CPU memory only; on
 // a GPU it would have to synchronise, so there a bad scale gives the result that arithmetic gives.
 void check_scale_values(const Arguments& arg, const char* name, const Matrix& scale);
+// The same of a tensor of floats that need only be finite.
+void check_finite(const Arguments& arg, const char* name, const Matrix& values);
+
+// The scales that go with codes of `format`: finite and positive, of a codebook finite.
+void check_scales_of(const Arguments& arg, const char* name, qf_format format, const Matrix& scale);
 
 // A code format among `allowed`.
 void check_format(const Arguments& arg, const char* name, qf_format format,
                   std::initializer_list<qf_format> allowed);
+// All formats that codes may have, where nothing is quantized to them.
+inline constexpr std::initializer_list<qf_format> kWeightFormats = {
+    QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4, QF_FP4_BNB, QF_IQ4_NL};
 
 }  // namespace quantfuse

@@ -52,7 +52,9 @@ constexpr const char* dtype_name(DType t) {
   }
 }
 
-constexpr bool is_packed_4bit(qf_format f) { return f == QF_INT4 || f == QF_FP4_E2M1; }
+// Formats that are a table of 16 numbers and nothing else.
+constexpr bool is_codebook(qf_format f) { return f == QF_NF4 || f == QF_FP4_BNB || f == QF_IQ4_NL; }
+constexpr bool is_packed_4bit(qf_format f) { return f == QF_INT4 || f == QF_FP4_E2M1 || is_codebook(f); }
 constexpr bool is_integer(qf_format f) { return f == QF_INT8 || f == QF_INT4; }
 constexpr bool is_fp8(qf_format f) { return f == QF_FP8_E4M3 || f == QF_FP8_E5M2; }
 
@@ -64,6 +66,9 @@ constexpr const char* format_name(qf_format f) {
     case QF_FP8_E4M3: return "fp8_e4m3";
     case QF_FP8_E5M2: return "fp8_e5m2";
     case QF_FP4_E2M1: return "fp4_e2m1";
+    case QF_NF4: return "nf4";
+    case QF_FP4_BNB: return "fp4_bnb";
+    case QF_IQ4_NL: return "iq4_nl";
   }
   return "unknown";
 }

@@ -133,7 +133,10 @@ Expect& Expect::codes(qf_format format) {
   switch (format) {
     case QF_INT8: return dtype({DType::i8});
     case QF_INT4:
-    case QF_FP4_E2M1: return dtype({DType::u8});
+    case QF_FP4_E2M1:
+    case QF_NF4:
+    case QF_FP4_BNB:
+    case QF_IQ4_NL: return dtype({DType::u8});
     case QF_FP8_E4M3: return dtype({DType::e4m3, DType::u8});
     case QF_FP8_E5M2: return dtype({DType::e5m2, DType::u8});
     case QF_FORMAT_NONE: break;

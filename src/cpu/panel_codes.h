@@ -8,19 +8,18 @@
 
 namespace quantfuse {
 
-// Values of the stored 4-bit codes.
-constexpr float kInt4Values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-constexpr float kFp4Values[16] = {0,     0.5f,  1,     1.5f,  2,     3,     4,     6,
-                                  -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+// Values of the stored INT4 codes.
+constexpr float kStoredInt4Values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
+// Format is the code path (formats/codes.h); the format itself chooses the table.
 template <class S, qf_format Format>
 struct PanelDecoder {
-  static constexpr bool kIs4Bit = Format == QF_INT4 || Format == QF_FP4_E2M1;
+  static constexpr bool kIs4Bit = is_packed_4bit(Format);
   static constexpr int kPerWord = kIs4Bit ? 8 : 4;
   typename S::Table16 table;  // of the 4-bit formats
 
-  QF_INLINE PanelDecoder() {
-    if constexpr (kIs4Bit) table = S::table16(Format == QF_INT4 ? kInt4Values : kFp4Values);
+  QF_INLINE explicit PanelDecoder([[maybe_unused]] qf_format format) {
+    if constexpr (kIs4Bit) table = S::table16(Format == QF_INT4 ? kStoredInt4Values : codebook_of(format));
   }
 
   // The value at position K (0 .. kPerWord - 1) of every lane's word.
@@ -41,6 +40,7 @@ struct PanelDecoder {
 // The words of w that a step of k multiplies (cpu/tile.h), from the packed words: kSteps of them in each.
 template <class S, qf_format Format>
 struct FloatDecoder : PanelDecoder<S, Format> {
+  using PanelDecoder<S, Format>::PanelDecoder;
   using Dot = FloatDot<S>;
   static constexpr int kSteps = PanelDecoder<S, Format>::kPerWord;
 
@@ -53,11 +53,10 @@ struct FloatDecoder : PanelDecoder<S, Format> {
 
 // [k / per word][2][lanes] words of one panel -> [step][2][lanes] words of w, less the zero points (2
 // vectors) where HasZeros.
-template <class Decoder, bool HasZeros>
-QF_INLINE void decode_panel(const uint8_t* codes, [[maybe_unused]] const float* zeros, int64_t k,
-                            typename Decoder::Dot::Word* out) {
+template <bool HasZeros, class Decoder>
+QF_INLINE void decode_panel(const Decoder& decoder, const uint8_t* codes, [[maybe_unused]] const float* zeros,
+                            int64_t k, typename Decoder::Dot::Word* out) {
   using S = typename Decoder::Dot::S;
-  const Decoder decoder;
   typename S::F zero[2] = {};
   if constexpr (HasZeros) zero[0] = S::load(zeros), zero[1] = S::load(zeros + S::kLanes);
   for (int64_t word = 0; word < k / Decoder::kPerWord; ++word, codes += 8 * S::kLanes) {

@@ -115,6 +115,15 @@ QF_INLINE typename S::I encode_int(typename S::F x, typename S::I zero, int lowe
   return S::select(S::is_nan(x), S::zero_i(), q);
 }
 
+template <class S>
+QF_INLINE typename S::I encode_nf4(typename S::F x) {
+  auto code = S::select(S::is_nan(x), S::set1(static_cast<int>(kNf4Zero)), S::zero_i());
+  for (int i = 0; i < 15; ++i) {
+    code = S::add(code, S::select(S::less(S::set1(nf4_midpoint(i)), x), S::set1(1), S::zero_i()));
+  }
+  return code;
+}
+
 // encode_value of formats/codes.h on vectors, with a zero point for each lane or one for all.
 template <class S, qf_format Format>
 QF_INLINE typename S::I encode_vector(typename S::F x, typename S::I zero) {
@@ -123,6 +132,7 @@ QF_INLINE typename S::I encode_vector(typename S::F x, typename S::I zero) {
   if constexpr (Format == QF_FP8_E4M3) return encode_small<S, 4, 3, 7, 0x7e, true>(x);
   if constexpr (Format == QF_FP8_E5M2) return encode_small<S, 5, 2, 15, 0x7b, true>(x);
   if constexpr (Format == QF_FP4_E2M1) return encode_small<S, 2, 1, 1, 0x7, false>(x);
+  if constexpr (Format == QF_NF4) return encode_nf4<S>(x);
 }
 template <class S, qf_format Format>
 QF_INLINE typename S::I encode_vector(typename S::F x, int zero) {
@@ -142,9 +152,6 @@ QF_INLINE typename S::F decode_fp8(typename S::I code) {
   return S::select(S::equal(magnitude, S::set1(0x7f)), nan, value);
 }
 
-inline constexpr float kE2m1Values[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
-                                          -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-
 // decode_at of formats/codes.h on vectors: one code per lane, INT8 sign-extended, of the 4-bit formats the
 // low 4 bits.
 template <class S, qf_format Format>
@@ -154,7 +161,9 @@ QF_INLINE typename S::F decode_vector(typename S::I code) {
     return S::to_float(S::sub(S::xor_(S::and_(code, S::set1(15)), S::set1(8)), S::set1(8)));
   }
   if constexpr (is_fp8(Format)) return decode_fp8<S, Format>(code);
-  if constexpr (Format == QF_FP4_E2M1) return S::lookup(S::table16(kE2m1Values), code);
+  if constexpr (Format == QF_FP4_E2M1 || Format == QF_NF4) {
+    return S::lookup(S::table16(kValuesOf<Format>.values), code);
+  }
 }
 
 }  // namespace quantfuse

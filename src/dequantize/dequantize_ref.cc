@@ -16,7 +16,8 @@ void launch(const Problem& p, const Launch&) {
     for (int64_t c = 0; c < p.cols; ++c) {
       const int64_t block = r / p.block.rows * p.col_blocks() + dequantize::col_block_at(p, c);
       const float code = decode_at(p.format, p.q.row_bytes_at(r), c);
-      set_float(p.x, r, c, (code - dequantize::zero_at(p, block)) * dequantize::scale_at(p, block));
+      const float scaled = (code - dequantize::zero_at(p, block)) * dequantize::scale_at(p, block);
+      set_float(p.x, r, c, scaled + dequantize::offset_at(p, block));
     }
   }
 }

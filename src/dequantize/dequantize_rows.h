@@ -20,7 +20,9 @@ class RowsDequantizer {
   static constexpr int kLanes = S::kLanes;
 
  public:
-  explicit RowsDequantizer(const Problem& problem) : p_(problem) {}
+  explicit RowsDequantizer(const Problem& problem) : p_(problem) {
+    if constexpr (Format == QF_FP4_E2M1) table_ = S::table16(codebook_of(problem.format));
+  }
 
   void run() const {
     constexpr int64_t kTaskElements =
@@ -40,13 +42,15 @@ class RowsDequantizer {
   T* x(int64_t r) const { return p_.x.template row<T>(r); }
 
   // Codes [c, c + n), n lanes at most; c is even where two codes share a byte.
-  QF_INLINE static F decode(const uint8_t* row, int64_t c) {
-    if constexpr (is_packed_4bit(Format)) return decode_vector<S, Format>(S::load_u4(row + c / 2));
+  QF_INLINE F decode(const uint8_t* row, int64_t c) const {
+    if constexpr (Format == QF_FP4_E2M1) return S::lookup(table_, S::load_u4(row + c / 2));
+    if constexpr (Format == QF_INT4) return decode_vector<S, Format>(S::load_u4(row + c / 2));
     if constexpr (Format == QF_INT8) return decode_vector<S, Format>(S::load_i8(row + c));
     if constexpr (is_fp8(Format)) return decode_vector<S, Format>(S::load_u8(row + c));
   }
-  QF_INLINE static F decode(const uint8_t* row, int64_t c, int64_t n) {
-    if constexpr (is_packed_4bit(Format)) return decode_vector<S, Format>(S::load_u4(row + c / 2, n));
+  QF_INLINE F decode(const uint8_t* row, int64_t c, int64_t n) const {
+    if constexpr (Format == QF_FP4_E2M1) return S::lookup(table_, S::load_u4(row + c / 2, n));
+    if constexpr (Format == QF_INT4) return decode_vector<S, Format>(S::load_u4(row + c / 2, n));
     if constexpr (Format == QF_INT8) return decode_vector<S, Format>(S::load_i8(row + c, n));
     if constexpr (is_fp8(Format)) return decode_vector<S, Format>(S::load_u8(row + c, n));
   }
@@ -58,21 +62,25 @@ class RowsDequantizer {
     for (int64_t col_block = 0; col_block < p_.col_blocks(); ++col_block) {
       int64_t c = col_block * p_.block.cols;
       const int64_t end = p_.cols - c < p_.block.cols ? p_.cols : c + p_.block.cols;
-      const float scale = scale_at(p_, first_block + col_block), zero = zero_at(p_, first_block + col_block);
+      const float scale = scale_at(p_, first_block + col_block), zero = zero_at(p_, first_block + col_block),
+                  offset = offset_at(p_, first_block + col_block);
       if (is_packed_4bit(Format) && c % 2) {
-        from_float((decode_at(Format, codes, c) - zero) * scale, out[c]);
+        from_float((decode_at(p_.format, codes, c) - zero) * scale + offset, out[c]);
         ++c;
       }
-      const F scales = S::set1(scale), zeros = S::set1(zero);
-      for (; c + kLanes <= end; c += kLanes)
-        S::store(out + c, S::mul(S::sub(decode(codes, c), zeros), scales));
-      if (c < end) S::store(out + c, S::mul(S::sub(decode(codes, c, end - c), zeros), scales), end - c);
+      const F scales = S::set1(scale), zeros = S::set1(zero), offsets = S::set1(offset);
+      const auto number = [&](F code) __attribute__((always_inline)) {
+        return S::add(S::mul(S::sub(code, zeros), scales), offsets);
+      };
+      for (; c + kLanes <= end; c += kLanes) S::store(out + c, number(decode(codes, c)));
+      if (c < end) S::store(out + c, number(decode(codes, c, end - c)), end - c);
     }
   }
 
   QF_INLINE void rows_by_columns(int64_t begin, int64_t end) const {
-    constexpr int64_t kPiece = 2048;  // columns: 16 KB of scales and zero points, half an L1 cache
-    alignas(64) float scales[kPiece] = {}, zeros[kPiece] = {};
+    constexpr int64_t kPiece =
+        1024;  // columns: 12 KB of scales, zero points and offsets, a third of an L1 cache
+    alignas(64) float scales[kPiece] = {}, zeros[kPiece] = {}, offsets[kPiece] = {};
     for (int64_t r0 = begin; r0 < end;) {
       const int64_t band = r0 / p_.block.rows, band_end = (band + 1) * p_.block.rows,
                     r1 = band_end < end ? band_end : end;
@@ -81,12 +89,13 @@ class RowsDequantizer {
         for (int64_t c = c0; c < c1; ++c) {
           const int64_t block = band * p_.col_blocks() + col_block_at(p_, c);
           scales[c - c0] = scale_at(p_, block), zeros[c - c0] = zero_at(p_, block);
+          offsets[c - c0] = offset_at(p_, block);
         }
         for (int64_t r = r0; r < r1; ++r) {
           for (int64_t c = c0; c < c1; c += kLanes) {
-            const F code = decode(q(r), c, c1 - c);
-            S::store(x(r) + c, S::mul(S::sub(code, S::load(zeros + (c - c0))), S::load(scales + (c - c0))),
-                     c1 - c);
+            const F centred = S::sub(decode(q(r), c, c1 - c), S::load(zeros + (c - c0)));
+            const F scaled = S::mul(centred, S::load(scales + (c - c0)));
+            S::store(x(r) + c, S::add(scaled, S::load(offsets + (c - c0))), c1 - c);
           }
         }
       }
@@ -95,14 +104,15 @@ class RowsDequantizer {
   }
 
   const Problem& p_;
+  typename S::Table16 table_;  // of FP4 and the codebooks
 };
 
 template <class S>
 void dequantize_rows(const Problem& p) {
   choose_float(p.x.dtype, [&](auto type) {
-    choose_value<QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1>(p.format, [&](auto format) {
-      RowsDequantizer<S, typename decltype(type)::type, format.value>(p).run();
-    });
+    choose_value<QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1>(
+        code_path(p.format),
+        [&](auto format) { RowsDequantizer<S, typename decltype(type)::type, format.value>(p).run(); });
   });
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// x[r,c] = (q[r,c] - zero[R,C]) * scale[R,C]                                any format, block and g_idx
+// x[r,c] = (q[r,c] - zero[R,C]) * scale[R,C] + offset[R,C]                  any format, block and g_idx
 //
 // A thread takes 8 consecutive columns of a row, whose codes are 4 or 8 bytes and whose numbers are one
 // vector of 16 bytes, or two:
@@ -23,7 +23,7 @@ Weight as_weight(const Problem& p) {
   w.format = p.format;
   w.n = p.rows, w.k = p.cols;
   w.block = p.block, w.num_groups = p.col_blocks();
-  w.codes = p.q, w.scale = p.scale, w.zero = p.zero, w.g_idx = p.g_idx;
+  w.codes = p.q, w.scale = p.scale, w.zero = p.zero, w.offset = p.offset, w.g_idx = p.g_idx;
   return w;
 }
 
@@ -66,15 +66,16 @@ void launch(const Problem& p, const Launch& launch) {
                           p.x.row_stride * dtype_bytes(p.x.dtype) % 16 == 0;
   const LaunchShape shape = {
       dim3(static_cast<unsigned>(ceil_div(p.rows * ceil_div(p.cols, kCodeRun), kThreads))), dim3(kThreads)};
-  choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.format, [&](auto format) {
-    choose_float(p.x.dtype, [&](auto type) {
-      choose_bool(is_aligned, [&](auto aligned) {
-        launch_kernel("dequantize_rows_sm75",
-                      kernel<format.value, typename decltype(type)::type, aligned.value>, shape, launch, w,
-                      p.x);
+  choose_value<QF_INT4, QF_FP4_E2M1, QF_NF4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
+      device_code_path(p.format), [&](auto format) {
+        choose_float(p.x.dtype, [&](auto type) {
+          choose_bool(is_aligned, [&](auto aligned) {
+            launch_kernel("dequantize_rows_sm75",
+                          kernel<format.value, typename decltype(type)::type, aligned.value>, shape, launch,
+                          w, p.x);
+          });
+        });
       });
-    });
-  });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs of a canonical weight as float32 numbers, on a CUDA device: any format, group, zero point and g_idx.
+// Runs of a canonical weight as float32 numbers, on a CUDA device: any format, group, zero
+// point, offset and g_idx.
 #pragma once
 
 #include "linear/weight.h"
@@ -16,10 +17,20 @@ inline bool has_aligned_runs(const Weight& w) {
          static_cast<uint64_t>(w.codes.row_stride) % bytes == 0;  // codes are bytes
 }
 
+// The format whose code is compiled for `f`: that of NF4 looks all codebooks up.
+constexpr qf_format device_code_path(qf_format f) { return is_codebook(f) ? QF_NF4 : f; }
+
+__device__ inline float codebook_number(qf_format format, uint32_t code) {
+  constexpr Values16 kTables[] = {values_of(QF_NF4), values_of(QF_FP4_BNB), values_of(QF_IQ4_NL)};
+  static_assert(QF_FP4_BNB == QF_NF4 + 1 && QF_IQ4_NL == QF_NF4 + 2);
+  return kTables[format - QF_NF4].values[code];
+}
+
 template <qf_format Format>
-__device__ float decode_code(uint32_t code) {
+__device__ float decode_code(uint32_t code, [[maybe_unused]] qf_format format) {
   if constexpr (Format == QF_INT4) return static_cast<float>(static_cast<int32_t>(code << 28) >> 28);
   else if constexpr (Format == QF_FP4_E2M1) return E2m1::decode(static_cast<uint8_t>(code & 15));
+  else if constexpr (Format == QF_NF4) return codebook_number(format, code & 15);
   else if constexpr (Format == QF_INT8) return static_cast<float>(static_cast<int8_t>(code));
   else if constexpr (Format == QF_FP8_E4M3) return E4m3::decode(static_cast<uint8_t>(code));
   else return E5m2::decode(static_cast<uint8_t>(code));
@@ -63,18 +74,19 @@ __device__ void load_weights(const Weight& w, const WeightRow& row, int64_t k, i
   }
 #pragma unroll
   for (int i = 0; i < kCodeRun; ++i) {
-    out[i] = decode_code<Format>(words[i * kBits / 32] >> (i * kBits % 32));
+    out[i] = decode_code<Format>(words[i * kBits / 32] >> (i * kBits % 32), w.format);
   }
   if (!w.g_idx && w.block.cols % kCodeRun == 0) {
     const int64_t index = row.first_scale + group_on_device(w, k);
-    const float scale = w.scale_value(index), zero = w.zero_value(index);
+    const float scale = w.scale_value(index), zero = w.zero_value(index), offset = w.offset_value(index);
 #pragma unroll
-    for (int i = 0; i < kCodeRun; ++i) out[i] = i < count ? (out[i] - zero) * scale : 0.0f;
+    for (int i = 0; i < kCodeRun; ++i) out[i] = i < count ? (out[i] - zero) * scale + offset : 0.0f;
   } else {
 #pragma unroll 1
     for (int i = 0; i < kCodeRun; ++i) {
       const int64_t index = row.first_scale + (i < count ? group_on_device(w, k + i) : 0);
-      out[i] = i < count ? (out[i] - w.zero_value(index)) * w.scale_value(index) : 0.0f;
+      const float scaled = (out[i] - w.zero_value(index)) * w.scale_value(index);
+      out[i] = i < count ? scaled + w.offset_value(index) : 0.0f;
     }
   }
 }

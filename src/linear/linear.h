@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = quantize( act( sum_k x[m,k] * w[n,k] + bias[n] ) [* up] + residual ),   w = (codes - zero) * scale
+// y = quantize( act( sum_k x[m,k] * w[n,k] + bias[n] ) [* up] + residual ), w = (q - zero) * scale + offset
 //
 // Where act_format is given, x is first quantized per row or per row and group of columns, or comes so.
 #pragma once

@@ -38,7 +38,8 @@ struct Table {
     for (int i = 0; i < 32; ++i) values[i] = bf16_of(of[i % 16]);
   }
 };
-constexpr Table kInt4Table(kInt4Values), kFp4Table(kFp4Values);
+constexpr Table kInt4Table(kStoredInt4Values), kFp4Table(kValuesOf<QF_FP4_E2M1>.values),
+    kIq4NlTable(kValuesOf<QF_IQ4_NL>.values);
 
 struct Bf16Arithmetic {
   using S = Avx512Bf16;
@@ -49,7 +50,13 @@ struct Bf16Arithmetic {
     using Base = PanelDecoder<S, Format>;
     using Dot = Bf16Dot;
     static constexpr int kSteps = Base::kPerWord / 2;
-    S::I bf16_table = S::load_i(Format == QF_FP4_E2M1 ? kFp4Table.values : kInt4Table.values);
+    S::I bf16_table;
+
+    QF_INLINE explicit Decoder(qf_format format) : Base(format) {
+      bf16_table = S::load_i(Format == QF_INT4     ? kInt4Table.values
+                             : format == QF_IQ4_NL ? kIq4NlTable.values
+                                                   : kFp4Table.values);
+    }
 
     template <int Step, bool HasZeros>
     QF_INLINE S::I step(S::I word, S::F zero) const {
@@ -94,11 +101,13 @@ struct Bf16Arithmetic {
 
 Verdict accepts(const Problem& p) {
   const linear::PackedHeader* h = p.packed.header;
-  const bool has_float_zeros = h ? h->has_float_zeros : p.weight.zero.dtype == DType::f32;
+  const bool has_float_zeros = h ? h->has_float_zeros : p.weight.has_float_zeros();
   return linear::packed_for(p, S::kLanes)
       .require(!p.has_act_quant(), "the activations are quantized")
       .require(p.x.dtype == DType::bf16, "the activations are not BF16")
-      .require(!has_float_zeros, "the weight's zero points are not integers");
+      .require(!has_float_zeros, "the weight's zero points are not integers")
+      .require(p.weight.format != QF_NF4 && p.weight.format != QF_FP4_BNB,
+               "the weight's numbers are not BF16 numbers");
 }
 
 size_t workspace_bytes(const Problem& p) {

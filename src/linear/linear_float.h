@@ -119,7 +119,7 @@ __attribute__((noinline)) void direct_panels(const Batch<typename A::Dot::Word>&
   using Decoder = typename A::template Decoder<Format>;
   constexpr int64_t L = S::kLanes;
   constexpr int64_t kWordBytes = 8 * L;  // of a panel: two vectors of words
-  const Decoder decoder;
+  const Decoder decoder(c.p.weight.format);
   const uint8_t* codes[NP];
   for (int q = 0; q < NP; ++q) codes[q] = c.p.packed.codes(panel + q);
 
@@ -219,11 +219,11 @@ struct FloatWork {
                              int64_t& stride) const {
     const int64_t k = segment.end - segment.begin;
     stride = k / Dot::kPerWord * 2 * S::kLanes;
+    const typename A::template Decoder<Format> decoder(batch.p.weight.format);
     for (int64_t q = 0; q < panels; ++q) {
       const float* zeros =
           HasZeros ? batch.p.packed.zeros(panel + q) + segment.group * 2 * S::kLanes : nullptr;
-      decode_panel<typename A::template Decoder<Format>, HasZeros>(codes_at(panel + q, segment), zeros, k,
-                                                                   decoded + q * stride);
+      decode_panel<HasZeros>(decoder, codes_at(panel + q, segment), zeros, k, decoded + q * stride);
     }
     return decoded;
   }
@@ -274,7 +274,7 @@ QF_INLINE void launch_float(const Problem& p, const Launch& launch) {
       }
     });
     choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
-        p.weight.format, [&](auto format) __attribute__((always_inline)) {
+        code_path(p.weight.format), [&](auto format) __attribute__((always_inline)) {
           if constexpr (is_integer(format.value)) {
             if (p.packed.header->has_zeros) return multiply_float<A, format.value, true>(batch);
           }

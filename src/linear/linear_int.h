@@ -36,7 +36,7 @@ QF_INLINE Verdict accepts_int(const Problem& p, int lanes) {
   const Weight& w = p.weight;
   const PackedHeader* h = p.packed.header;
   const bool has_k_map = h ? h->has_k_map : w.num_groups > 1 && (w.g_idx || w.block.cols % 8 != 0);
-  const bool has_float_zeros = h ? h->has_float_zeros : w.zero.dtype == DType::f32;
+  const bool has_float_zeros = h ? h->has_float_zeros : w.has_float_zeros();
   return packed_for(p, lanes)
       .require(is_integer(p.weight.format), "the weight's codes are not integers")
       .require(p.act_format == QF_INT8, "the activations are not quantized to INT8")

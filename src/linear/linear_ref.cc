@@ -44,7 +44,8 @@ std::vector<double> weight_row(const Weight& w, int64_t n) {
   const char* codes = w.codes.row_bytes_at(n);
   for (int64_t k = 0; k < w.k; ++k) {
     const int64_t g = w.group_of(k);
-    row[k] = (static_cast<double>(decode_at(w.format, codes, k)) - w.zero_at(n, g)) * w.scale_at(n, g);
+    const double code = decode_at(w.format, codes, k);
+    row[k] = (code - w.zero_at(n, g)) * w.scale_at(n, g) + w.offset_at(n, g);
   }
   return row;
 }

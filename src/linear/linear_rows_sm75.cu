@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )          up to 8 tokens, any weight and x
+// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )    to 8 tokens, any weight and x
 //
 // Dot products along k from the canonical weight, float32 throughout. A warp takes a row of the weight (a
 // gate and its up projection where there are two), a lane 8 consecutive columns of every 256:
@@ -99,18 +99,19 @@ Verdict accepts(const Problem& p) {
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
     const LaunchShape shape = {dim3(static_cast<unsigned>(ceil_div(p.n_out, kWarps))), dim3(kThreads)};
-    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
-      choose_value<1, 2, 4, 8>(p.m <= 2   ? static_cast<int>(p.m)
-                               : p.m <= 4 ? 4
-                                          : 8,
-                               [&](auto tokens) {
-                                 choose_bool(has_aligned_runs(p.weight), [&](auto aligned) {
-                                   launch_kernel("linear_rows_sm75",
-                                                 kernel<format.value, tokens.value, aligned.value>, shape,
-                                                 launch, p, staged);
-                                 });
-                               });
-    });
+    choose_value<QF_INT4, QF_FP4_E2M1, QF_NF4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
+        device_code_path(p.weight.format), [&](auto format) {
+          choose_value<1, 2, 4, 8>(p.m <= 2   ? static_cast<int>(p.m)
+                                   : p.m <= 4 ? 4
+                                              : 8,
+                                   [&](auto tokens) {
+                                     choose_bool(has_aligned_runs(p.weight), [&](auto aligned) {
+                                       launch_kernel("linear_rows_sm75",
+                                                     kernel<format.value, tokens.value, aligned.value>, shape,
+                                                     launch, p, staged);
+                                     });
+                                   });
+        });
   });
 }
 

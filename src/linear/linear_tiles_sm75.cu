@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )          any number of tokens, weight and x
+// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )   any number of tokens, weight, x
 //
 // Tiles of cuda/fma_tile.h from the canonical weight, float32 throughout: the path for what no tensor-core
 // kernel takes.
@@ -91,21 +91,22 @@ Verdict accepts(const Problem& p) {
 
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
-    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
-      choose_bool(has_aligned_runs(p.weight), [&](auto aligned) {
-        const auto run = [&](auto tile) {
-          using Tile = decltype(tile);
-          const int64_t columns = p.weight.is_gated ? Tile::kTileCols / 2 : Tile::kTileCols;
-          const LaunchShape shape = {dim3(static_cast<unsigned>(ceil_div(p.m, Tile::kTileRows)),
-                                          static_cast<unsigned>(ceil_div(p.n_out, columns))),
-                                     dim3(Tile::kThreads)};
-          launch_kernel("linear_tiles_sm75", kernel<Tile, format.value, aligned.value>, shape, launch, p,
-                        staged);
-        };
-        if (p.m <= FmaTile<2>::kTileRows) run(FmaTile<2>{});
-        else run(FmaTile<8>{});
-      });
-    });
+    choose_value<QF_INT4, QF_FP4_E2M1, QF_NF4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
+        device_code_path(p.weight.format), [&](auto format) {
+          choose_bool(has_aligned_runs(p.weight), [&](auto aligned) {
+            const auto run = [&](auto tile) {
+              using Tile = decltype(tile);
+              const int64_t columns = p.weight.is_gated ? Tile::kTileCols / 2 : Tile::kTileCols;
+              const LaunchShape shape = {dim3(static_cast<unsigned>(ceil_div(p.m, Tile::kTileRows)),
+                                              static_cast<unsigned>(ceil_div(p.n_out, columns))),
+                                         dim3(Tile::kThreads)};
+              launch_kernel("linear_tiles_sm75", kernel<Tile, format.value, aligned.value>, shape, launch, p,
+                            staged);
+            };
+            if (p.m <= FmaTile<2>::kTileRows) run(FmaTile<2>{});
+            else run(FmaTile<8>{});
+          });
+        });
   });
 }
 

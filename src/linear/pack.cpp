@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // qf_weight_pack: for the CPU from canonical rows to the panels of packed.h; for CUDA see packed_strips.h.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -107,6 +109,20 @@ void pack_panel_codes(const Weight& w, const PackedHeader& h, const ColumnOrder&
   }
 }
 
+// Scale and zero point of a group. An offset becomes part of the zero point, for one rounding of it:
+// (q - z) s + o = (q - (z - o / s)) s. A scale below 2^-64 of the offset is raised to that, which changes no
+// sum (its codes are worth less than 2^-56 of the offset) and keeps the quotient finite.
+struct ScaleAndZero {
+  float scale, zero;
+};
+ScaleAndZero scale_and_zero(const Weight& w, int64_t row, int64_t group) {
+  if (row < 0) return {0.0f, 0.0f};
+  const float scale = w.scale_at(row, group), zero = w.zero_at(row, group);
+  if (!w.offset) return {scale, zero};
+  const float offset = w.offset_at(row, group), folded = std::max(scale, std::fabs(offset) * 0x1p-64f);
+  return {folded, static_cast<float>(zero - static_cast<double>(offset) / folded)};
+}
+
 }  // namespace
 
 int packed_lanes_of_cpu() {
@@ -120,8 +136,8 @@ PackedHeader plan_packed(const Weight& w, int lanes) {
   h.lanes = lanes;
   h.format = w.format;
   h.is_gated = w.is_gated;
-  h.has_zeros = static_cast<bool>(w.zero);
-  h.has_float_zeros = w.zero && w.zero.dtype == DType::f32;
+  h.has_zeros = w.zero || w.offset;
+  h.has_float_zeros = w.has_float_zeros();
   h.n = w.n, h.k = w.k;
   const ColumnOrder order = order_columns(w);
   h.has_k_map = !order.is_identity;
@@ -160,8 +176,9 @@ void pack_cpu(const Weight& w, const PackedHeader& plan, void* out) {
       for (int64_t g = 0; g < plan.num_groups; ++g) {
         for (int64_t lane = 0; lane < panel_rows; ++lane) {
           const int64_t row = row_of_lane(plan, panel, lane);
-          scales[g * panel_rows + lane] = row < 0 ? 0.0f : w.scale_at(row, g);
-          if (plan.has_zeros) zeros[g * panel_rows + lane] = row < 0 ? 0.0f : w.zero_at(row, g);
+          const ScaleAndZero group = scale_and_zero(w, row, g);
+          scales[g * panel_rows + lane] = group.scale;
+          if (plan.has_zeros) zeros[g * panel_rows + lane] = group.zero;
         }
       }
     }

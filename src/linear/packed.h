@@ -15,7 +15,7 @@
 //             product reads INT4 is stored as code + 8 and INT8 as code + 128: the dot products want an
 //             unsigned operand
 //   scales  panel [groups][2][lanes] f32
-//   zeros   panel [groups][2][lanes] f32, where the weight is asymmetric
+//   zeros   panel [groups][2][lanes] f32, where the weight is asymmetric; offsets are part of them
 //   k_map   [k_padded] i32: the column of w, or -1 for padding; only where it is not simply k
 //   bounds  [groups + 1] i32: where each group begins
 #pragma once
@@ -32,7 +32,7 @@ struct PackedHeader {
   int32_t lanes;
   int32_t format;
   int32_t is_gated;
-  int32_t has_zeros;        // any zero points
+  int32_t has_zeros;        // any zero points or offsets
   int32_t has_float_zeros;  // they are not integers
   int32_t has_k_map;
   int64_t n, k, k_padded;
@@ -48,7 +48,7 @@ struct PackedView {
 
   const char* base() const { return reinterpret_cast<const char*>(header); }
   int64_t panel_code_bytes() const {
-    const int64_t bits = header->format == QF_INT4 || header->format == QF_FP4_E2M1 ? 4 : 8;
+    const int64_t bits = is_packed_4bit(static_cast<qf_format>(header->format)) ? 4 : 8;
     return header->k_padded * 2 * header->lanes * bits / 8;
   }
   const uint8_t* codes(int64_t panel) const {

@@ -7,6 +7,8 @@ const char* not_in_strips(const Weight& w) {
   const int64_t group = w.block.cols;
   if (w.g_idx) return "the packed form for CUDA has no g_idx";
   if (w.zero && w.zero.dtype != DType::i8) return "the packed form for CUDA has no floating zero points";
+  if (w.offset) return "the packed form for CUDA has no offsets";
+  if (is_codebook(w.format)) return "the packed form for CUDA has no codebooks";
   if (group != 32 && group != 64 && group % StripLayout::kCols != 0 && group < w.k)
     return "the packed form for CUDA has groups of 32, 64, a multiple of 128, or whole rows";
   if (w.n >= 1ll << 31 || w.k >= 1ll << 31) return "n or k is 2^31 or more";

@@ -7,7 +7,7 @@ namespace quantfuse {
 
 Weight parse_weight(Arguments& arg, const qf_weight& a) {
   Weight w;
-  check_format(arg, "weight.format", a.format, {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
+  check_format(arg, "weight.format", a.format, kWeightFormats);
   arg.require(a.n >= 0 && a.k >= 0, "weight.n or weight.k is negative");
   w.format = a.format;
   w.n = a.n, w.k = a.k;
@@ -41,6 +41,14 @@ Weight parse_weight(Arguments& arg, const qf_weight& a) {
                    .dtype({DType::i8, DType::f32})
                    .compact();
     }
+    if (a.offset) {
+      arg.require(is_integer(w.format), "weight.offset is given, and floating formats have no offsets");
+      Dim row_blocks{"row blocks", w.scale.rows}, groups{"groups", w.num_groups};
+      w.offset = arg.expect("weight.offset", a.offset)
+                     .shape_squeezed(row_blocks, groups)
+                     .dtype({DType::f32})
+                     .compact();
+    }
   }
   if (a.packed) {
     Dim bytes{"bytes"};
@@ -51,13 +59,9 @@ Weight parse_weight(Arguments& arg, const qf_weight& a) {
 
 void check_weight_values(const Arguments& arg, const Weight& w) {
   if (arg.device().type != QF_CPU) return;
-  check_scale_values(arg, "weight.scale", w.scale);
-  if (w.zero && w.zero.dtype == DType::f32) {
-    const auto* zero = static_cast<const float*>(w.zero.data);
-    for (int64_t i = 0; i < w.zero.rows * w.zero.cols; ++i) {
-      if (!is_finite(zero[i])) arg.fail("weight.zero is not finite at index " + std::to_string(i));
-    }
-  }
+  check_scales_of(arg, "weight.scale", w.format, w.scale);
+  check_finite(arg, "weight.zero", w.zero);
+  check_finite(arg, "weight.offset", w.offset);
   if (w.g_idx) {
     const auto* g_idx = w.g_idx.as<const int32_t>();
     for (int64_t i = 0; i < w.k; ++i) {

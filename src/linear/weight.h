@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A quantized weight w[n,k] = (codes[n,k] - zero[n,k]) * scale[n,k], checked. Canonical tensors, packed
-// bytes, or both.
+// A quantized weight w[n,k] = (codes[n,k] - zero[n,k]) * scale[n,k] + offset[n,k], checked. Canonical,
+// packed, or both.
 #pragma once
 
 #include "core/expect.h"
@@ -15,9 +15,10 @@ struct Weight {
   qf_block block = {1, 1};  // resolved
   int64_t num_groups = 0;   // columns of scale
   bool is_gated = false;
-  Matrix codes;   // absent where only the packed form was kept, as are the four below
+  Matrix codes;   // absent where only the packed form was kept, as are the five below
   Matrix scale;   // [ceil(n / block.rows), num_groups] f32 | e8m0
   Matrix zero;    // i8 | f32, like scale; absent: symmetric
+  Matrix offset;  // f32, like scale; absent: none
   Vector g_idx;   // [k] i32; absent: k / block.cols
   Vector packed;  // u8 [bytes]; absent: not packed
 
@@ -30,6 +31,9 @@ struct Weight {
   }
   QF_HD float scale_at(int64_t row, int64_t group) const { return scale_value(scale_index(row, group)); }
   QF_HD float zero_at(int64_t row, int64_t group) const { return zero_value(scale_index(row, group)); }
+  QF_HD float offset_at(int64_t row, int64_t group) const { return offset_value(scale_index(row, group)); }
+  // Zero points that are not integers, once the offset has become part of them.
+  bool has_float_zeros() const { return offset || (zero && zero.dtype == DType::f32); }
   // By scale_index.
   QF_HD float scale_value(int64_t i) const {
     return scale.dtype == DType::f32 ? static_cast<const float*>(scale.data)[i]
@@ -40,14 +44,18 @@ struct Weight {
     return zero.dtype == DType::f32 ? static_cast<const float*>(zero.data)[i]
                                     : static_cast<float>(static_cast<const int8_t*>(zero.data)[i]);
   }
+  // Where there is none, -0: what can be added to any number and leaves its bits.
+  QF_HD float offset_value(int64_t i) const {
+    return offset ? static_cast<const float*>(offset.data)[i] : -0.0f;
+  }
 };
 
 // Shapes and types. At least one of the canonical and the packed form must be there.
 Weight parse_weight(Arguments& arg, const qf_weight& w);
 
-// What parse_weight cannot afford on every call, because it reads whole tensors: scales finite and positive,
-// zeros finite, g_idx within the groups. Done by pack() and by the kernels that read the canonical form. CPU
-// memory only.
+// What parse_weight cannot afford on every call, because it reads whole tensors: scales finite and
+// positive (of a codebook: finite), zeros and offsets finite, g_idx within the groups. Done by pack() and by
+// the kernels that read the canonical form. CPU memory only.
 void check_weight_values(const Arguments& arg, const Weight& w);
 
 }  // namespace quantfuse

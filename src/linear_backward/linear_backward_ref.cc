@@ -13,7 +13,7 @@ namespace {
 double weight_at(const Weight& w, int64_t n, int64_t k) {
   const int64_t group = w.group_of(k);
   const double code = decode_at(w.format, w.codes.row_bytes_at(n), k);
-  return (code - w.zero_at(n, group)) * w.scale_at(n, group);
+  return (code - w.zero_at(n, group)) * w.scale_at(n, group) + w.offset_at(n, group);
 }
 
 Verdict accepts(const Problem&) { return kYes; }

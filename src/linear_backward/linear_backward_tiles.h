@@ -334,7 +334,7 @@ template <class S>
 void launch(const Problem& p, const Launch& launch) {
   const Plan<S> plan(p);
   choose_value<QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1>(
-      p.weight.format, [&](auto format) __attribute__((always_inline)) {
+      code_path(p.weight.format), [&](auto format) __attribute__((always_inline)) {
         switch (stream_rows(p.m)) {
           case 1: return stream<S, format.value, 1>(p, plan, launch.workspace);
           case 2: return stream<S, format.value, 2>(p, plan, launch.workspace);

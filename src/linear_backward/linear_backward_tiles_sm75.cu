@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dx[m,k] = sum_n dy[m,n] * (q[n,k] - z[n,g]) * s[n,g]                      any number of tokens and weight
+// dx[m,k] = sum_n dy[m,n] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g])             any number of tokens and weight
 //
 // Tiles of cuda/fma_tile.h from the canonical weight, float32 throughout. Columns of a tile run along k, as
 // the codes of a row do.
@@ -56,20 +56,21 @@ Verdict accepts(const Problem& p) {
 }
 
 void launch(const Problem& p, const Launch& launch) {
-  choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
-    choose_bool(has_aligned_runs(p.weight), [&](auto aligned) {
-      const auto run = [&](auto tile) {
-        using Tile = decltype(tile);
-        const LaunchShape shape = {dim3(static_cast<unsigned>(ceil_div(p.m, Tile::kTileRows)),
-                                        static_cast<unsigned>(ceil_div(p.k, Tile::kTileCols))),
-                                   dim3(Tile::kThreads)};
-        launch_kernel("linear_backward_tiles_sm75", kernel<Tile, format.value, aligned.value>, shape, launch,
-                      p);
-      };
-      if (p.m <= FmaTile<2>::kTileRows) run(FmaTile<2>{});
-      else run(FmaTile<8>{});
-    });
-  });
+  choose_value<QF_INT4, QF_FP4_E2M1, QF_NF4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
+      device_code_path(p.weight.format), [&](auto format) {
+        choose_bool(has_aligned_runs(p.weight), [&](auto aligned) {
+          const auto run = [&](auto tile) {
+            using Tile = decltype(tile);
+            const LaunchShape shape = {dim3(static_cast<unsigned>(ceil_div(p.m, Tile::kTileRows)),
+                                            static_cast<unsigned>(ceil_div(p.k, Tile::kTileCols))),
+                                       dim3(Tile::kThreads)};
+            launch_kernel("linear_backward_tiles_sm75", kernel<Tile, format.value, aligned.value>, shape,
+                          launch, p);
+          };
+          if (p.m <= FmaTile<2>::kTileRows) run(FmaTile<2>{});
+          else run(FmaTile<8>{});
+        });
+      });
 }
 
 }  // namespace

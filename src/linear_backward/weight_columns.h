@@ -14,11 +14,12 @@
 
 namespace quantfuse::linear_backward {
 
-// A row's codes from the first column of the range, and its scales and zero points by group.
+// A row's codes from the first column of the range, and its scales, zero points and offsets by group.
 struct WeightRow {
   const uint8_t* codes;
   const float* scales;
-  const float* zeros;  // null: symmetric
+  const float* zeros;    // null: symmetric
+  const float* offsets;  // null: none
 };
 
 template <class S>
@@ -43,8 +44,8 @@ class WeightColumns {
     first_group_ = w.g_idx ? 0 : begin / w.block.cols;
     num_groups_ = w.g_idx ? w.num_groups : (end - 1) / w.block.cols - first_group_ + 1;
     for (int64_t panel = 0; panel < num_panels(); ++panel) lay_out_groups(panel);
-    if constexpr (Format == QF_INT4) table_ = S::table16(kInt4Values);
-    if constexpr (Format == QF_FP4_E2M1) table_ = S::table16(kE2m1Values);
+    if constexpr (Format == QF_INT4) table_ = S::table16(kValuesOf<QF_INT4>.values);
+    if constexpr (Format == QF_FP4_E2M1) table_ = S::table16(codebook_of(w.format));
   }
 
   QF_INLINE int64_t num_panels() const { return ceil_div(columns_, kPanel); }
@@ -56,7 +57,8 @@ class WeightColumns {
   QF_INLINE WeightRow row(int64_t n, int slot = 0) {
     float* scales = converted_ + 2 * slot * num_groups_;
     float* zeros = scales + num_groups_;
-    WeightRow r = {codes(n), scales, w_.zero ? zeros : nullptr};
+    WeightRow r = {codes(n), scales, w_.zero ? zeros : nullptr,
+                   w_.offset ? static_cast<const float*>(group_at(w_.offset, n)) : nullptr};
     if (w_.scale.dtype == DType::f32) {
       r.scales = static_cast<const float*>(group_at(w_.scale, n));
     } else {
@@ -78,6 +80,7 @@ class WeightColumns {
     prefetch_lines(codes(n), row_bytes(Format, columns_));
     prefetch_lines(group_at(w_.scale, n), num_groups_ * dtype_bytes(w_.scale.dtype));
     if (w_.zero) prefetch_lines(group_at(w_.zero, n), num_groups_ * dtype_bytes(w_.zero.dtype));
+    if (w_.offset) prefetch_lines(group_at(w_.offset, n), num_groups_ * dtype_bytes(w_.offset.dtype));
   }
 
   // Calls body(panel, is_whole) for every panel; is_whole is a type, so that only the last panel can pay for
@@ -101,6 +104,10 @@ class WeightColumns {
       }
       const auto scale = S::set1(row.scales[group]);
       w0 = S::mul(w0, scale), w1 = S::mul(w1, scale);
+      if (row.offsets) {
+        const auto offset = S::set1(row.offsets[group]);
+        w0 = S::add(w0, offset), w1 = S::add(w1, offset);
+      }
     } else {
       const int32_t* groups = lane_groups_ + panel * kPanel;
       const auto groups0 = S::load_i(groups), groups1 = S::load_i(groups + S::kLanes);
@@ -108,6 +115,9 @@ class WeightColumns {
         w0 = S::sub(w0, S::gather(row.zeros, groups0)), w1 = S::sub(w1, S::gather(row.zeros, groups1));
       }
       w0 = S::mul(w0, S::gather(row.scales, groups0)), w1 = S::mul(w1, S::gather(row.scales, groups1));
+      if (row.offsets) {
+        w0 = S::add(w0, S::gather(row.offsets, groups0)), w1 = S::add(w1, S::gather(row.offsets, groups1));
+      }
     }
   }
 
@@ -121,7 +131,6 @@ class WeightColumns {
 
  private:
   static constexpr int32_t kSeveral = -1;
-  static constexpr float kInt4Values[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
 
   QF_INLINE const uint8_t* codes(int64_t n) const {
     return reinterpret_cast<const uint8_t*>(w_.codes.row_bytes_at(n)) + row_bytes(Format, begin_);

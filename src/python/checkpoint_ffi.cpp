@@ -77,7 +77,7 @@ std::string describe(const Opened& opened) {
 }
 
 // What QuantizedWeight takes: format, n, k, block rows, block columns, codes (as bytes), scales, zeros,
-// g_idx. Empty where the format does not map to it exactly.
+// offsets, g_idx. Empty where the format does not map to it exactly.
 ffi::Array<ffi::Any> canonical(const checkpoint::Layer& layer) {
   layer.info().prefetch_pages();
   auto weight = layer.canonical();
@@ -98,6 +98,7 @@ ffi::Array<ffi::Any> canonical(const checkpoint::Layer& layer) {
           tensor_of(std::move(weight->codes), u8, {weight->n, weight->row_bytes()}),
           scale,
           tensor_of(std::move(weight->zero), i8, grid),
+          tensor_of(std::move(weight->offset), f32, grid),
           tensor_of(std::move(weight->g_idx), i32, {weight->k})};
 }
 

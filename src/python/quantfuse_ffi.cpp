@@ -101,6 +101,7 @@ class Reader {
     w.codes = tensor();
     w.scale = tensor();
     w.zero = tensor();
+    w.offset = tensor();
     w.g_idx = tensor();
     w.is_gated = static_cast<int32_t>(integer());
     w.packed = tensor();
@@ -295,6 +296,7 @@ const Operation<qf_dequantize_args> dequantize_op = {[](Reader& in, qf_dequantiz
                                                        a.block = in.block();
                                                        a.scale = in.tensor();
                                                        a.zero = in.tensor();
+                                                       a.offset = in.tensor();
                                                        a.g_idx = in.tensor();
                                                        a.x = in.tensor();
                                                      },

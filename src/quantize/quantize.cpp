@@ -12,7 +12,7 @@ Problem Op::parse(const Args& a, Arguments& arg) {
   p.rows = rows, p.cols = cols;
   p.device = arg.device();
 
-  check_format(arg, "format", a.format, {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1});
+  check_format(arg, "format", a.format, {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4});
   p.format = a.format;
   arg.require(a.scale_mode >= QF_SCALE_DYNAMIC && a.scale_mode <= QF_SCALE_MSE,
               "scale_mode is unknown, expected dynamic, static or mse");

@@ -348,7 +348,7 @@ QF_INLINE Verdict accepts_rows(const Problem& p) {
 template <class S>
 void quantize_rows(const Problem& p) {
   choose_float(p.x.dtype, [&](auto type) {
-    choose_value<QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1>(p.format, [&](auto format) {
+    choose_value<QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4>(p.format, [&](auto format) {
       RowsQuantizer<S, typename decltype(type)::type, format.value>(p).run();
     });
   });

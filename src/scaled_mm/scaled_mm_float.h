@@ -85,7 +85,8 @@ class FloatPanels {
     const int64_t stride = 4 * segment.words * 2 * L;
     for (int q = 0; q < NP; ++q) {
       const auto* codes = reinterpret_cast<const uint8_t*>(b + q * segment.words * 2 * L);
-      decode_panel<FloatDecoder<S, Format>, false>(codes, nullptr, 4 * segment.words, decoded + q * stride);
+      decode_panel<false>(FloatDecoder<S, Format>(Format), codes, nullptr, 4 * segment.words,
+                          decoded + q * stride);
       columns_[i + q].load_scales(p_, segment.b_group);
     }
     for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {

@@ -150,7 +150,7 @@ def test_a_model_in_fp8_blocks(tmp_path, on_meta):
     numbers = write_fp8_block(model, tmp_path)
     target = empty_like(model) if on_meta else tiny("Llama", attention_dropout=0.5).eval()
     loaded = qf.load_quantized(target, tmp_path)
-    assert type(loaded.model.layers[0].mlp.up_proj) is qf.nn.QuantizedLinear
+    assert type(loaded.model.layers[0].mlp) is qf.nn.GatedMLP
     torch.testing.assert_close(logits(loaded), logits(with_numbers(model, numbers)), rtol=1e-4, atol=1e-5)
 
 
@@ -178,8 +178,9 @@ GGUF_NAMES = {
 }
 
 
+@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize(("family", "architecture"), [("Llama", "llama"), ("Qwen2", "qwen2")])
-def test_a_model_in_gguf(tmp_path, family, architecture):
+def test_a_model_in_gguf(tmp_path, family, architecture, fuse):
     model = tiny(family)
     tensors, numbers = {}, {}
     for name, tensor in model.state_dict().items():
@@ -201,8 +202,8 @@ def test_a_model_in_gguf(tmp_path, family, architecture):
         else:
             tensors[their_name] = (0, tuple(tensor.shape), tensor.numpy().tobytes())
     write_gguf(tmp_path / "model.gguf", architecture, tensors)
-    loaded = qf.load_quantized(empty_like(model), tmp_path / "model.gguf")
-    assert type(loaded.model.layers[1].self_attn.q_proj) is qf.nn.QuantizedLinear
+    loaded = qf.load_quantized(empty_like(model), tmp_path / "model.gguf", fuse=fuse)
+    assert (type(loaded.model.layers[1].self_attn.q_proj) is qf.nn.QuantizedLinear) is not fuse
     assert "weight of a Embedding" in str(loaded.quantfuse_summary)
     torch.testing.assert_close(logits(loaded), logits(with_numbers(model, numbers)), rtol=1e-4, atol=1e-5)
 

@@ -114,6 +114,24 @@ def test_bits_and_quantize_from_float():
         layer.quantize_from_float(w)
 
 
+def test_weights_with_offsets_and_in_an_order_of_their_own():
+    plain = qf.QuantizedWeight.from_float(torch.randn(24, 96), "int4", group=32, symmetric=False)
+    order = torch.randperm(96).to(torch.int32) % 3
+    tensors = plain.codes, plain.scales, plain.zeros, order
+    weight = qf.QuantizedWeight("int4", (24, 96), (1, 32), *tensors, offsets=torch.randn(24, 3))
+    layer = qf.nn.QuantizedLinear.from_weight(weight, torch.randn(24))
+    x = torch.randn(5, 96, requires_grad=True)
+    y = layer(x)
+    torch.testing.assert_close(y, functional.linear(x, weight.dequantize(), layer.bias), rtol=1e-4, atol=1e-4)
+    right = torch.ones(5, 24) @ weight.dequantize()
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], right, rtol=1e-4, atol=1e-4)
+    other = copy.deepcopy(layer)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x.detach()), layer(x.detach()))
+    table = qf.QuantizedWeight.from_float(torch.randn(24, 128), "nf4")
+    assert "format=nf4" in repr(qf.nn.QuantizedLinear.from_weight(table))
+
+
 @pytest.mark.parametrize(
     ("kind", "function"),
     [

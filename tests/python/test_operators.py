@@ -17,7 +17,7 @@ def operands(n, k, scheme="int8", *, gated=False, device="cpu", **options):
     weight = qf.QuantizedWeight.from_float(torch.randn(n, k) / k**0.5, scheme, gated=gated, **options)
     tensors = [
         None if tensor is None else tensor.to(device)
-        for tensor in (weight.codes, weight.scales, weight.zeros, weight.g_idx)
+        for tensor in (weight.codes, weight.scales, weight.zeros, weight.offsets, weight.g_idx)
     ]
     return (None, *tensors, scheme, operators.geometry_of(weight)), weight.dequantize().to(device)
 
@@ -118,11 +118,11 @@ def test_memory_at_the_same_address_is_another_weight():
     for seed in range(20):
         torch.manual_seed(seed)
         weight = qf.QuantizedWeight.from_float(torch.randn(16, 64), "int8")
-        tensors = (None, weight.codes, weight.scales, None, None, "int8", operators.geometry_of(weight))
+        tensors = (None, weight.codes, weight.scales, None, None, None, "int8", operators.geometry_of(weight))
         torch.testing.assert_close(call(x, tensors), x @ weight.dequantize().T, rtol=1e-4, atol=1e-4)
         del weight, tensors
 
 
 def test_neither_packed_nor_canonical_is_refused():
     with pytest.raises(ValueError, match="packed and codes"):
-        call(torch.randn(2, 64), (None, None, None, None, None, "int8", [16, 64, 1, 0, 0]))
+        call(torch.randn(2, 64), (None, None, None, None, None, None, "int8", [16, 64, 1, 0, 0]))

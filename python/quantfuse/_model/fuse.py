@@ -135,8 +135,9 @@ def _why_not(members: list[Any], activation: str | None) -> str:
         if any(getattr(first, name) != getattr(other, name) for name in same):
             return "formats differ"
         held, others = first._held(), other._held()
-        if (held["zeros"] is None) != (others["zeros"] is None) or first._device() != other._device():
-            return "zero points or devices differ"
+        is_other = any((held[name] is None) != (others[name] is None) for name in ("zeros", "offsets"))
+        if is_other or first._device() != other._device():
+            return "zero points, offsets or devices differ"
         g_idx = held["g_idx"], others["g_idx"]
         if not (g_idx[0] is g_idx[1] or (None not in g_idx and torch.equal(*g_idx))):
             return "the orders of their columns differ"

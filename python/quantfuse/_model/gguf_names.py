@@ -61,5 +61,6 @@ def row_order(name: str, architecture: str, config: Any, rows: int) -> np.ndarra
 
 def reorder(weight: Canonical, order: np.ndarray[Any, Any]) -> Canonical:
     """A weight whose scales belong to single rows, in another order of them."""
-    zeros = None if weight.zeros is None else weight.zeros[order]
-    return weight._replace(codes=weight.codes[order], scales=weight.scales[order], zeros=zeros)
+    beside = {name: getattr(weight, name) for name in ("zeros", "offsets")}
+    beside = {name: None if tensor is None else tensor[order] for name, tensor in beside.items()}
+    return weight._replace(codes=weight.codes[order], scales=weight.scales[order], **beside)

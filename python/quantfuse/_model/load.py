@@ -17,6 +17,8 @@ from .._tensors import CODE_DTYPES, MICROSCALED
 from .._weight import QuantizedWeight
 from ..nn import QuantizedLinear
 from . import gguf_names
+from .fuse import fuse as fuse_layers
+from .quantize import settle
 from .summary import LayerReport, Summary, progress
 from .walk import is_conv1d, is_linear, replace
 
@@ -41,6 +43,7 @@ def load_quantized(
     stated: Mapping[str, Any] | None = None,
     on_inexact: str = "dequantize",
     strict: bool = True,
+    fuse: bool = True,
     device: Any = None,
     show_progress: bool | None = None,
 ) -> nn.Module:
@@ -56,6 +59,7 @@ def load_quantized(
             dequantized to the type of the model's own weight; ``"error"`` refuses them.
         strict: a tensor that the model does not have, and a parameter that the checkpoint does not have, is
             an error. Without, both are told in the summary.
+        fuse: merge q, k, v and gate, up where their formats allow it, as in :func:`quantize_model`.
         device: of parameters that are on the meta device; by default the CPU.
 
     After an error the model is as it was. What was done is in ``model.quantfuse_summary``. Weights are loaded
@@ -77,6 +81,9 @@ def load_quantized(
         else:
             loading.add_plain(item)
     loading.finish(strict)
+    if fuse:
+        fuse_layers(model, loading.summary)
+        settle(model)
     if show_progress or (show_progress is None and sys.stderr.isatty()):
         print(loading.summary, file=sys.stderr)
     return model
@@ -175,8 +182,16 @@ class _Loading:
         codes = move(weight.codes).view(
             getattr(torch, CODE_DTYPES[MICROSCALED.get(weight.format, weight.format)])
         )
-        tensors = move(weight.scales), move(weight.zeros), move(weight.g_idx)
-        return QuantizedWeight(weight.format, weight.shape, weight.block, codes, *tensors)
+        return QuantizedWeight(
+            weight.format,
+            weight.shape,
+            weight.block,
+            codes,
+            move(weight.scales),
+            move(weight.zeros),
+            move(weight.g_idx),
+            offsets=move(weight.offsets),
+        )
 
     def _device_of(self, target: torch.Tensor) -> torch.device:
         return self._device if target.is_meta else target.device

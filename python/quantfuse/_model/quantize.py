@@ -158,8 +158,7 @@ def quantize_layer(
         report.bytes_after = layer.canonical_bytes
     else:
         first: Any = model.get_submodule(owner)
-        layer = QuantizedLinear.from_weight(first.quantized_weight(), module.bias)
-        layer.scheme = scheme
+        layer = QuantizedLinear.from_weight(first.quantized_weight(), module.bias, scheme=scheme)
     layer.train(module.training)
     replace(model, name, layer)
     summary.layers.append(report)

@@ -14,7 +14,7 @@ from .._scheme import Scheme
 from .._tensors import CODE_DTYPES, FORMATS, FOUR_BIT, MICROSCALED, blocks_of, ceil_div
 from .._weight import QuantizedWeight
 
-_CANONICAL = ("codes", "scales", "zeros", "g_idx")
+_CANONICAL = ("codes", "scales", "zeros", "offsets", "g_idx")
 _FORMAT_NUMBERS = {
     **FORMATS,
     "mxfp8": 16,
@@ -60,6 +60,7 @@ class QuantizedLinear(nn.Linear):
     ) -> None:
         nn.Module.__init__(self)
         self.scheme = _scheme_of(scheme, bits)
+        self._act_quant, self._act_group = self.scheme.act_quant, self.scheme.act_group
         self.in_features, self.out_features = in_features, out_features
         self.activation = activation or "identity"
         self._set_format(self.scheme.format, self.scheme.block, gated)
@@ -69,7 +70,9 @@ class QuantizedLinear(nn.Linear):
         self._host: dict[str, torch.Tensor] | None = None
         self._keeps_canonical = self.scheme.act_quant is not None
         n = self.weight_shape[0]
-        self.bias = nn.Parameter(torch.zeros(n, device=device, dtype=dtype)) if bias else None
+        self.register_parameter(
+            "bias", nn.Parameter(torch.zeros(n, device=device, dtype=dtype)) if bias else None
+        )
         for name, tensor in _empty_canonical(self, device).items():
             self._buffers[name] = tensor
         self.layout = self._layout_tensor(device)
@@ -107,11 +110,12 @@ class QuantizedLinear(nn.Linear):
         weight: QuantizedWeight,
         bias: torch.Tensor | None = None,
         *,
-        act_quant: str | None = None,
+        scheme: Scheme | None = None,
         activation: str | None = None,
     ) -> QuantizedLinear:
-        """A layer around the torch tensors of ``weight``, whichever its format and block are."""
-        scheme = _nearest_scheme(weight, act_quant)
+        """A layer around the torch tensors of ``weight``, whichever its format and block are; ``scheme`` says
+        what is done to activations, by default nothing."""
+        scheme = scheme or _weight_only_scheme(weight.format)
         layer = cls(
             weight.shape[1],
             weight.out_features,
@@ -137,7 +141,7 @@ class QuantizedLinear(nn.Linear):
         parts = [layer._held() for layer in layers]
         held = {
             name: None if parts[0][name] is None else torch.cat([part[name] for part in parts]).to(device)
-            for name in ("codes", "scales", "zeros")
+            for name in ("codes", "scales", "zeros", "offsets")
         }
         rows = sum(layer.weight_shape[0] for layer in layers)
         g_idx = None if parts[0]["g_idx"] is None else parts[0]["g_idx"].to(device)
@@ -150,6 +154,7 @@ class QuantizedLinear(nn.Linear):
             held["zeros"],
             g_idx,
             gated,
+            held["offsets"],
         )
         layer = cls(
             first.in_features,
@@ -231,20 +236,28 @@ class QuantizedLinear(nn.Linear):
 
     def _call(self, x: torch.Tensor, x_scale: torch.Tensor | None = None, out_dtype: Any = None) -> Any:
         """``x`` is numbers, or codes of the scheme's ``act_quant`` with their ``x_scale``."""
-        device_type = x.device.type
+        device_type = "cuda" if x.is_cuda else "cpu"
         if torch.is_autocast_enabled(device_type) and x_scale is None:
             x = x.to(torch.get_autocast_dtype(device_type))
         if self._host is not None and (x.requires_grad or (x.is_cuda and x.dtype is torch.float32)):
             self.keep_canonical()
-        scheme = self.scheme
+        # Not by name: to find a tensor of a module takes longer than to find its dictionary.
+        held = self._buffers
         return _operators.linear(
             x,
-            *self._operands(),
-            self.bias,
+            held["packed"],
+            held["codes"],
+            held["scales"],
+            held["zeros"],
+            held["offsets"],
+            held["g_idx"],
+            self.weight_format,
+            self._geometry,
+            self._parameters["bias"],
             self.activation,
             None,
-            scheme.act_quant,
-            scheme.act_group,
+            self._act_quant,
+            self._act_group,
             x_scale,
             out_dtype,
         )
@@ -262,6 +275,7 @@ class QuantizedLinear(nn.Linear):
             held["codes"],
             held["scales"],
             held["zeros"],
+            held["offsets"],
             held["g_idx"],
             self.weight_format,
             self._geometry,
@@ -287,6 +301,7 @@ class QuantizedLinear(nn.Linear):
             held["zeros"],
             held["g_idx"],
             self.is_gated,
+            held["offsets"],
         )
 
     @property
@@ -298,7 +313,9 @@ class QuantizedLinear(nn.Linear):
     def extra_repr(self) -> str:
         words = [
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}",
-            f"scheme={self.scheme.name}",
+            f"scheme={self.scheme.name}"
+            if self.weight_format == self.scheme.format
+            else f"format={self.weight_format}",
         ]
         if self.block != (1, 0):
             words.append(f"group={self.block[1] if self.block[0] == 1 else self.block}")
@@ -515,17 +532,11 @@ def _scheme_of(scheme: str | Scheme | None, bits: int | None) -> Scheme:
     return Scheme(names[bits])
 
 
-def _nearest_scheme(weight: QuantizedWeight, act_quant: str | None) -> Scheme:
-    """The scheme by which activations are treated; the weight itself may have any format and block."""
-    four_bit = weight.format in FOUR_BIT
-    if act_quant is None:
-        name = "mxfp4" if weight.format == "mxfp4" else "int4" if four_bit else "int8"
-        name = "fp8" if "fp8" in weight.format else name
-    elif act_quant == "int8":
-        name = "w4a8" if four_bit else "w8a8-int8"
-    else:
-        name = "w8a8-fp8-block" if weight.block[0] > 1 and weight.block[1] == 128 else "w8a8-fp8"
-    return Scheme(name)
+def _weight_only_scheme(format: str) -> Scheme:
+    """The one whose weights are most like this format."""
+    if format == "mxfp4" or "fp8" in format:
+        return Scheme("mxfp4" if format == "mxfp4" else "fp8")
+    return Scheme("int4" if format in FOUR_BIT else "int8")
 
 
 def _empty_canonical(layer: QuantizedLinear, device: Any) -> dict[str, torch.Tensor]:

@@ -14,14 +14,17 @@
 //
 //   w = quant_map[code] * absmax, in float32, rounded to dtype
 //
-// 16 values of any spacing are no integer or floating format: there is no canonical form.
+// The canonical form is NF4 or FP4_BNB where quant_map is theirs and no block has parts of two rows: the
+// inputs are a multiple of the block size, or divide it.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "checkpoint/error.h"
 #include "checkpoint/import.h"
 #include "core/dtype.h"
+#include "formats/codes.h"
 
 namespace quantfuse::checkpoint {
 namespace {
@@ -53,6 +56,31 @@ class Bnb4Layer final : public Layer {
     }
   }
 
+  std::optional<CanonicalWeight> canonical() const override {
+    const std::vector<int64_t>& shape = info().shape;
+    const qf_format format = format_of_map();
+    if (shape.size() != 2 || shape[1] % 2 != 0 || shape[1] == 0 || format == QF_FORMAT_NONE)
+      return std::nullopt;
+    CanonicalWeight w;
+    w.format = format;
+    w.n = shape[0], w.k = shape[1];
+    if (w.k % parts_.block_size == 0) {
+      w.block = {1, parts_.block_size};
+    } else if (parts_.block_size % w.k == 0) {
+      w.block = {parts_.block_size / w.k, 0};
+    } else {
+      return std::nullopt;
+    }
+    w.num_groups = w.k / w.block_cols();
+    w.codes.assign(parts_.weight.bytes.begin(), parts_.weight.bytes.end());
+    for (uint8_t& byte : w.codes) byte = static_cast<uint8_t>(byte << 4 | byte >> 4);
+    w.scale = load_absmax();
+    if (!std::all_of(w.scale.begin(), w.scale.end(), [](float scale) { return is_finite(scale); })) {
+      fail(printable(info().name) + ": an absmax is not finite");
+    }
+    return w;
+  }
+
   LayerValues values() const override {
     LayerValues values;
     values.num_codes = info().numel();
@@ -70,6 +98,14 @@ class Bnb4Layer final : public Layer {
   }
 
  private:
+  qf_format format_of_map() const {
+    const std::vector<float> map = load_scales(parts_.quant_map);
+    for (const qf_format format : {QF_NF4, QF_FP4_BNB}) {
+      if (std::equal(map.begin(), map.end(), codebook_of(format))) return format;
+    }
+    return QF_FORMAT_NONE;
+  }
+
   uint8_t code_at(size_t i) const {
     const uint8_t byte = parts_.weight.bytes[i / 2];
     return i % 2 ? byte & 15 : byte >> 4;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // GGUF: every tensor of a block type is a layer (gguf_blocks.h has their bytes), and the format needs no
-// config. Types whose groups have a scale and nothing else are exact in the canonical form; those with an
-// offset too are dequantized.
+// config. All of them are exact in the canonical form: minima are offsets, and the types with a table have
+// a format of their own.
 #include "checkpoint/gguf_blocks.h"
 
 #include <fmt/format.h>
@@ -19,11 +19,20 @@ constexpr bool kHasOffset = requires(const Block& b) {
   b.offset(0);
 };
 
+// What is taken off the codes, and off the zero point, so that unsigned codes of 4 bits are INT4.
+template <class Block>
+constexpr int kShift = Block::kLowest == 0 && Block::kHighest == 15 ? 8 : 0;
+
 // The canonical format that holds all codes of a block type.
 template <class Block>
-constexpr qf_format kFormat = Block::kLowest >= -8 && Block::kHighest <= 7 ? QF_INT4 : QF_INT8;
+constexpr qf_format kFormat =
+    Block::kLowest - kShift<Block> >= -8 && Block::kHighest - kShift<Block> <= 7 ? QF_INT4 : QF_INT8;
 template <>
 constexpr qf_format kFormat<gguf::MXFP4> = QF_FP4_E2M1;
+template <>
+constexpr qf_format kFormat<gguf::IQ4_NL> = QF_IQ4_NL;
+template <>
+constexpr qf_format kFormat<gguf::IQ4_XS> = QF_IQ4_NL;
 
 template <class Block>
 class BlockLayer final : public Layer {
@@ -56,7 +65,6 @@ class BlockLayer final : public Layer {
   }
 
   std::optional<CanonicalWeight> canonical() const override {
-    if constexpr (kHasOffset<Block>) return std::nullopt;
     CanonicalWeight w;
     w.format = kFormat<Block>;
     w.k = info().shape.back();
@@ -73,6 +81,7 @@ class BlockLayer final : public Layer {
       }
       add_scales(w, block);
     });
+    if (kShift<Block> != 0) w.zero.assign(w.scale.size(), static_cast<int8_t>(-kShift<Block>));
     make_scales_positive(w);
     return w;
   }
@@ -80,7 +89,8 @@ class BlockLayer final : public Layer {
  private:
   static int code_of(const Block& block, int i) {
     if constexpr (requires { block.e2m1(i); }) return block.e2m1(i);
-    return block.code(i);
+    else if constexpr (requires { block.index(i); }) return block.index(i);
+    else return block.code(i) - kShift<Block>;
   }
 
   void add_scales(CanonicalWeight& w, const Block& block) const {
@@ -91,6 +101,10 @@ class BlockLayer final : public Layer {
       for (int group = 0; group < Block::kCount / Block::kGroup; ++group) {
         w.scale.push_back(block.scale(group));
         if (!is_finite(w.scale.back())) fail(printable(info().name) + ": a scale is not finite");
+        if constexpr (kHasOffset<Block>) {
+          w.offset.push_back(block.offset(group));
+          if (!is_finite(w.offset.back())) fail(printable(info().name) + ": a minimum is not finite");
+        }
       }
     }
   }
