@@ -25,10 +25,12 @@ setup-dev:
 setup-fuzz:
 	@scripts/setup.sh fuzz
 
-demo: setup  ## a layer of a language model, quantized, checked and timed on this machine
+demo: setup  ## a layer of a language model, quantized, checked and timed; a whole one where `make build` found PyTorch
 	cmake --preset demo
 	cmake --build --preset demo -j $(JOBS)
 	build/quantfuse demo
+	@if $(PYTHON) -c 'import torch, quantfuse' 2>/dev/null; then \
+	  $(PYTHON) -m quantfuse.bench.model --shape llama-160m --scheme int8,int4 --device cpu; fi
 
 build: setup-dev  ## build/quantfuse, build/libquantfuse.so, the tests, and the Python package in .venv
 	cmake --preset dev

@@ -20,6 +20,8 @@ and returns outputs of the same family: torch tensors for torch tensors, NumPy a
   :func:`linear`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ._library import (
     Explanation,
     explain,
@@ -42,14 +44,49 @@ from ._quantize import (
     quantize_tensor,
     static_quant_fp8,
 )
+from ._scheme import SCHEMES, Scheme
 from ._weight import QuantizedWeight
+
+if TYPE_CHECKING:
+    from . import nn as nn
+    from ._model.load import load_quantized as load_quantized
+    from ._model.quantize import quantize_model as quantize_model
+    from ._model.quantize import replace_linear_with_quantized as replace_linear_with_quantized
+    from .integrations.transformers import QuantFuseConfig as QuantFuseConfig
 
 __version__ = version()
 
+# What needs torch is imported when it is asked for.
+_LAZY = {
+    "QuantFuseConfig": "integrations.transformers",
+    "nn": "nn",
+    "load_quantized": "_model.load",
+    "quantize_model": "_model.quantize",
+    "replace_linear_with_quantized": "_model.quantize",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'quantfuse' has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(f".{_LAZY[name]}", __name__)
+    thing = module if name == _LAZY[name] else getattr(module, name)
+    globals()[name] = thing
+    return thing
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
 __all__ = [
+    "SCHEMES",
     "Explanation",
     "Quantized",
     "QuantizedWeight",
+    "Scheme",
     "dequantize_tensor",
     "explain",
     "gated_act",

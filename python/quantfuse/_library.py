@@ -63,6 +63,7 @@ GATED_ACT = Operation("gated_act")
 weight_packed_bytes = _function("weight_packed_bytes", release_gil=False)
 weight_pack = _function("weight_pack", release_gil=True)
 with_dtype = _function("with_dtype", release_gil=False)
+open_checkpoint = _function("checkpoint_open", release_gil=False)
 _set_num_threads = _function("set_num_threads", release_gil=False)
 _get_num_threads = _function("get_num_threads", release_gil=False)
 

@@ -146,6 +146,20 @@ class QuantizedWeight:
         codes, scales, zeros, _ = quantize_tensor(w, scheme, block=block, symmetric=symmetric, mse=mse)
         return QuantizedWeight(scheme, tuple(w.shape), block, codes, scales, zeros, is_gated=gated)
 
+    @staticmethod
+    def from_packed(
+        format: str, shape: tuple[int, int], block: tuple[int, int], packed: Tensor, *, is_gated: bool = False
+    ) -> QuantizedWeight:
+        """A weight of which the packed bytes alone are at hand, as after ``pack(drop_canonical=True)``."""
+        _check_format(format, "format")
+        weight = QuantizedWeight.__new__(QuantizedWeight)
+        weight.format, weight.shape, weight.block = format, shape, block
+        weight.codes = weight.scales = weight.zeros = weight.offsets = weight.g_idx = None
+        weight.is_gated = is_gated
+        weight.packed, weight._family = adopt(packed, "packed")
+        weight._arguments = None
+        return weight
+
     # ---- Use ----
 
     @property

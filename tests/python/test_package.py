@@ -15,12 +15,18 @@ import pytest
 
 import quantfuse as qf
 
-MODULES = ["quantfuse"] + [f"quantfuse.{m.name}" for m in pkgutil.iter_modules(qf.__path__)]
+NEED_TORCH = ("quantfuse._operators", "quantfuse.nn", "quantfuse._model", "quantfuse.integrations")
+MODULES = ["quantfuse"] + [
+    module.name for module in pkgutil.walk_packages(qf.__path__, "quantfuse.", onerror=lambda _: None)
+]
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "python.md"
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_doctests(name):
+    if name.startswith(NEED_TORCH):
+        pytest.importorskip("torch")
+        pytest.importorskip("transformers")
     outcome = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert outcome.failed == 0
 
@@ -30,6 +36,22 @@ def test_every_function_has_an_example():
         thing = getattr(qf, name)
         if inspect.isfunction(thing) and name not in ("version", "get_num_threads"):
             assert ">>>" in (thing.__doc__ or ""), f"{name} has no example"
+
+
+def test_what_needs_torch_is_found_when_asked_for():
+    pytest.importorskip("transformers")
+    assert {"nn", "quantize_model", "load_quantized", "QuantFuseConfig"} <= set(dir(qf))
+    for name in qf._LAZY.keys() - {"nn"}:
+        assert ">>>" in getattr(qf, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'quantise_model'"):
+        _ = qf.quantise_model
+    code = [
+        "import sys; sys.modules['torch'] = None",
+        "import quantfuse as qf",
+        "try: qf.quantize_model",
+        "except ImportError as error: print(error.name)",
+    ]
+    assert python(*code) == "torch"
 
 
 def test_the_documentation_runs():

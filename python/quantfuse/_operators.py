@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``torch.ops.quantfuse.*``: what torch.compile, torch.export and autograd see of the library.
+
+A weight is given by its tensors: ``packed``, or the canonical ones, or both. What the binding makes of them
+is kept beside the tensor for as long as it lives, so that a call pays for none of it; canonical tensors that
+come without packed ones are packed then, once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from ._library import LINEAR, invoke
+from ._linear import linear as _call_linear
+from ._linear import linear_backward as _call_linear_backward
+from ._norm import rms_norm as _call_rms_norm
+from ._quantize import quantize_tensor as _call_quantize
+from ._tensors import ACT_FORMATS, ACTIVATIONS, DYNAMIC, adopt
+from ._weight import QuantizedWeight
+
+_WEIGHT = (
+    "Tensor? packed, Tensor? codes, Tensor? scales, Tensor? zeros, Tensor? offsets, Tensor? g_idx, "
+    "str format, int[] geometry"
+)
+_library = torch.library.Library("quantfuse", "DEF")
+_library.define(
+    f"linear(Tensor x, {_WEIGHT}, Tensor? bias, str activation, Tensor? residual, str? act_quant, "
+    "int act_group, Tensor? x_scale, ScalarType? out_dtype) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+_library.define(
+    f"linear_quantized(Tensor x, {_WEIGHT}, Tensor? bias, str activation, str? act_quant, int act_group, "
+    "Tensor? x_scale, str out_quant, int out_group) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+_library.define(
+    f"linear_backward(Tensor dy, {_WEIGHT}) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+_library.define(
+    "rms_norm(Tensor x, Tensor? gain, float eps) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+_library.define(
+    "rms_norm_quantized(Tensor x, Tensor? gain, float eps, str out_quant, int out_group) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+
+
+def geometry_of(weight: QuantizedWeight) -> list[int]:
+    """``n, k, block rows, block columns, is_gated``: what the tensors of a weight do not say."""
+    return [*weight.shape, *weight.block, int(weight.is_gated)]
+
+
+# ---- Weights ----
+
+# By a tensor's id and its use: the tensor, and a weight that borrows its memory through aliases, so
+# that it does not keep the tensor itself alive.
+_weights: dict[tuple[int, bool, bool, bool], tuple[weakref.ref[torch.Tensor], QuantizedWeight]] = {}
+
+
+def _weight(
+    packed: Any,
+    codes: Any,
+    scales: Any,
+    zeros: Any,
+    offsets: Any,
+    g_idx: Any,
+    format: str,
+    geometry: list[int],
+    for_backward: bool = False,
+) -> QuantizedWeight:
+    owner = codes if packed is None or for_backward else packed
+    if owner is None:
+        raise ValueError("quantfuse: packed and codes are both None, expected one of them")
+    key = (id(owner), bool(geometry[4]), codes is None, for_backward)
+    known = _weights.get(key)
+    if known is not None and known[0]() is owner:
+        return known[1]
+    weight = _make_weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry)
+    if packed is None and not for_backward:
+        weight.pack()
+    _weights[key] = (weakref.ref(owner, lambda _: _weights.pop(key, None)), weight)
+    return weight
+
+
+def _make_weight(
+    packed: Any,
+    codes: Any,
+    scales: Any,
+    zeros: Any,
+    offsets: Any,
+    g_idx: Any,
+    format: str,
+    geometry: list[int],
+) -> QuantizedWeight:
+    n, k, block_rows, block_cols, is_gated = geometry
+    block = (block_rows, block_cols)
+    if codes is None:
+        return QuantizedWeight.from_packed(format, (n, k), block, packed.detach(), is_gated=bool(is_gated))
+    tensors = (codes, scales, zeros, g_idx, offsets)
+    aliases = [None if tensor is None else tensor.detach() for tensor in tensors]
+    weight = QuantizedWeight(
+        format, (n, k), block, aliases[0], aliases[1], aliases[2], aliases[3], bool(is_gated), aliases[4]
+    )
+    weight.packed = None if packed is None else packed.detach()
+    return weight
+
+
+# ---- linear ----
+
+
+def _linear(
+    x: torch.Tensor,
+    packed: Any,
+    codes: Any,
+    scales: Any,
+    zeros: Any,
+    offsets: Any,
+    g_idx: Any,
+    format: str,
+    geometry: list[int],
+    bias: Any,
+    activation: str,
+    residual: Any,
+    act_quant: str | None,
+    act_group: int,
+    x_scale: Any,
+    out_dtype: Any,
+) -> Any:
+    x = x if x.is_contiguous() else x.contiguous()
+    weight = _weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry)
+    if residual is None and x_scale is None and out_dtype is None:
+        # The common call by the shortest way: for one token the kernel takes less than general checks do.
+        cols = weight.out_features
+        x, family = adopt(x, "x")
+        y = x.new_empty((*x.shape[:-1], cols))
+        is_matrix = x.ndim == 2
+        invoke(
+            LINEAR,
+            family.argument(x if is_matrix else family.rows(x, "x"), "x"),
+            None,
+            ACT_FORMATS[act_quant],
+            act_group,
+            *weight.call_arguments(family),
+            bias,
+            ACTIVATIONS[activation],
+            None,
+            y if is_matrix else y.view(-1, cols),
+            0,
+            DYNAMIC,
+            0,
+            None,
+        )
+        return y
+    return _call_linear(
+        x,
+        weight,
+        bias,
+        activation=activation,
+        residual=residual if residual is None else residual.contiguous(),
+        act_quant=act_quant,
+        act_group=act_group,
+        x_scale=x_scale,
+        out_dtype=out_dtype,
+    )
+
+
+def _linear_fake(x: Any, *args: Any) -> Any:
+    geometry, (x_scale, out_dtype) = args[7], args[-2:]
+    dtype = out_dtype or (torch.float32 if x_scale is not None else x.dtype)
+    return x.new_empty((*x.shape[:-1], _out_features(x, geometry)), dtype=dtype)
+
+
+def _out_features(x: Any, geometry: list[int]) -> int:
+    n, k, _, _, is_gated = geometry
+    torch._check(x.ndim > 0, lambda: "linear: x has shape (), expected at least one dimension")
+    torch._check(x.shape[-1] == k, lambda: f"linear: x has {x.shape[-1]} columns, expected k={k}")
+    return n // 2 if is_gated else n
+
+
+def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, *tensors, ctx.format, ctx.geometry, bias, ctx.activation, residual = inputs[:12]
+    ctx.act_quant, ctx.act_group = inputs[12:14]
+    needs_input = ctx.activation != "identity" or ctx.geometry[4]
+    ctx.save_for_backward(x if needs_input else None, *tensors, bias)
+    ctx.x_dtype = x.dtype
+    ctx.residual_dtype = None if residual is None else residual.dtype
+
+
+def _linear_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """Quantizing x counts as the identity: the gradient goes straight through it."""
+    x, packed, *canonical, bias = ctx.saved_tensors
+    *sizes, is_gated = ctx.geometry
+    plain = (None if is_gated else packed, *canonical, ctx.format, [*sizes, 0])
+    dz = dy
+    if x is not None:
+        z = torch.ops.quantfuse.linear(
+            x, *plain, bias, "identity", None, ctx.act_quant, ctx.act_group, None, None
+        )
+        dz = _through_activation(dy, z, ctx.activation, bool(is_gated))
+    needs_x, needs_bias, needs_residual = (ctx.needs_input_grad[i] for i in (0, 9, 11))
+    dx = torch.ops.quantfuse.linear_backward(dz, *plain).to(ctx.x_dtype) if needs_x else None
+    dbias = dz.reshape(-1, dz.shape[-1]).sum(0).to(bias.dtype) if needs_bias else None
+    dresidual = dy.to(ctx.residual_dtype) if needs_residual else None
+    return (dx, *[None] * 8, dbias, None, dresidual, *[None] * 4)
+
+
+_ACTIVATIONS: dict[str, Any] = {
+    "identity": lambda z: z,
+    "relu": torch.nn.functional.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda z: torch.nn.functional.gelu(z, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+_DERIVATIVES: dict[str, Any] = {
+    "identity": lambda dy, z: dy,
+    "relu": lambda dy, z: dy * (z > 0),
+    "gelu": torch.ops.aten.gelu_backward.default,
+    "gelu_tanh": lambda dy, z: torch.ops.aten.gelu_backward.default(dy, z, approximate="tanh"),
+    "silu": torch.ops.aten.silu_backward.default,
+}
+
+
+def _through_activation(dy: Any, z: Any, activation: str, is_gated: bool) -> Any:
+    derivative = _DERIVATIVES[activation]
+    if not is_gated:
+        return derivative(dy.to(z.dtype), z)
+    gate, up = z.chunk(2, dim=-1)
+    dy = dy.to(z.dtype)
+    return torch.cat([derivative(dy * up, gate), dy * _ACTIVATIONS[activation](gate)], dim=-1)
+
+
+# ---- linear with a quantized output ----
+
+
+def _linear_quantized(
+    x: torch.Tensor,
+    packed: Any,
+    codes: Any,
+    scales: Any,
+    zeros: Any,
+    offsets: Any,
+    g_idx: Any,
+    format: str,
+    geometry: list[int],
+    bias: Any,
+    activation: str,
+    act_quant: str | None,
+    act_group: int,
+    x_scale: Any,
+    out_quant: str,
+    out_group: int,
+) -> Any:
+    return _call_linear(
+        x.contiguous(),
+        _weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry),
+        bias,
+        activation=activation,
+        act_quant=act_quant,
+        act_group=act_group,
+        x_scale=x_scale,
+        out_quant=out_quant,
+        out_group=out_group,
+    )
+
+
+_OUT_DTYPES = {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+def _quantized_like(x: Any, cols: int, out_quant: str, out_group: int) -> Any:
+    leading = x.shape[:-1]
+    codes = x.new_empty((*leading, cols), dtype=_OUT_DTYPES[out_quant])
+    return codes, x.new_empty((*leading, -(-cols // (out_group or cols or 1))), dtype=torch.float32)
+
+
+def _linear_quantized_fake(x: Any, *args: Any) -> Any:
+    geometry, (out_quant, out_group) = args[7], args[-2:]
+    return _quantized_like(x, _out_features(x, geometry), out_quant, out_group)
+
+
+# ---- linear_backward ----
+
+
+def _linear_backward(
+    dy: torch.Tensor,
+    packed: Any,
+    codes: Any,
+    scales: Any,
+    zeros: Any,
+    offsets: Any,
+    g_idx: Any,
+    format: str,
+    geometry: list[int],
+) -> Any:
+    if codes is None:
+        raise ValueError(
+            "linear_backward: the canonical tensors of the weight are needed; call keep_canonical()"
+        )
+    return _call_linear_backward(
+        dy.contiguous(),
+        _weight(None, codes, scales, zeros, offsets, g_idx, format, geometry, for_backward=True),
+    )
+
+
+def _linear_backward_fake(dy: Any, *args: Any) -> Any:
+    return dy.new_empty((*dy.shape[:-1], args[7][1]))
+
+
+# ---- rms_norm ----
+
+
+def _rms_norm(x: torch.Tensor, gain: Any, eps: float) -> Any:
+    return _call_rms_norm(x.contiguous(), gain, eps)
+
+
+def _rms_norm_fake(x: Any, gain: Any, eps: float) -> Any:
+    return x.new_empty(x.shape)
+
+
+def _save_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, gain, ctx.eps = inputs
+    ctx.save_for_backward(x, gain)
+
+
+def _rms_norm_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    x, gain = ctx.saved_tensors
+    h, dy = x.float(), dy.float()
+    rate = torch.rsqrt(h.square().mean(-1, keepdim=True) + ctx.eps)
+    dgain = None
+    if ctx.needs_input_grad[1]:
+        dgain = (dy * h * rate).reshape(-1, h.shape[-1]).sum(0).to(gain.dtype)
+    scaled = dy if gain is None else dy * gain.float()
+    dx = rate * (scaled - h * rate.square() * (scaled * h).mean(-1, keepdim=True))
+    return dx.to(x.dtype), dgain, None
+
+
+def _rms_norm_quantized(x: torch.Tensor, gain: Any, eps: float, out_quant: str, out_group: int) -> Any:
+    return _call_rms_norm(x.contiguous(), gain, eps, out_quant=out_quant, out_group=out_group)
+
+
+def _rms_norm_quantized_fake(x: Any, gain: Any, eps: float, out_quant: str, out_group: int) -> Any:
+    return _quantized_like(x, x.shape[-1], out_quant, out_group)
+
+
+# There are no CUDA kernels for the norm yet: torch's, and ours behind it.
+
+
+def _rms_norm_cuda(x: torch.Tensor, gain: Any, eps: float) -> Any:
+    gain = gain if gain is None else gain.float()
+    return torch.nn.functional.rms_norm(x.float(), x.shape[-1:], gain, eps).to(x.dtype)
+
+
+def _rms_norm_quantized_cuda(x: torch.Tensor, gain: Any, eps: float, out_quant: str, out_group: int) -> Any:
+    format = {"fp8": "fp8_e4m3"}.get(out_quant, out_quant)
+    codes, scale, _, _ = _call_quantize(_rms_norm_cuda(x, gain, eps), format, block=(1, out_group))
+    return codes, scale.view(*x.shape[:-1], scale.shape[-1])
+
+
+for _name, _kernel, _fake in (
+    ("linear", _linear, _linear_fake),
+    ("linear_quantized", _linear_quantized, _linear_quantized_fake),
+    ("linear_backward", _linear_backward, _linear_backward_fake),
+    ("rms_norm", _rms_norm, _rms_norm_fake),
+    ("rms_norm_quantized", _rms_norm_quantized, _rms_norm_quantized_fake),
+):
+    _library.impl(_name, _kernel, "CPU")
+    _cuda_kernel = {"rms_norm": _rms_norm_cuda, "rms_norm_quantized": _rms_norm_quantized_cuda}.get(_name)
+    _library.impl(_name, _cuda_kernel or _kernel, "CUDA")
+    torch.library.register_fake(f"quantfuse::{_name}", _fake, lib=_library)
+torch.library.register_autograd(
+    "quantfuse::linear", _linear_gradient, setup_context=_save_linear, lib=_library
+)
+torch.library.register_autograd(
+    "quantfuse::rms_norm", _rms_norm_gradient, setup_context=_save_rms_norm, lib=_library
+)
+
+
+# ---- Eager calls ----
+
+_linear_op = torch.ops.quantfuse.linear.default
+_linear_quantized_op = torch.ops.quantfuse.linear_quantized.default
+
+
+def _is_plain(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether nobody but the kernel has a say in a call: no autograd, tracer, subclass or mode."""
+    if type(x) is not torch.Tensor or torch.compiler.is_compiling():
+        return False
+    needs_gradient = x.requires_grad or (bias is not None and bias.requires_grad)
+    return not (needs_gradient and torch.is_grad_enabled()) and _get_current_dispatch_mode() is None
+
+
+def linear(x: torch.Tensor, *args: Any) -> Any:
+    """``torch.ops.quantfuse.linear``, less the dispatcher where it would change nothing but the time."""
+    return _linear(x, *args) if _is_plain(x, args[8]) else _linear_op(x, *args)
+
+
+def linear_quantized(x: torch.Tensor, *args: Any) -> Any:
+    """``torch.ops.quantfuse.linear_quantized``, likewise."""
+    return _linear_quantized(x, *args) if _is_plain(x, args[8]) else _linear_quantized_op(x, *args)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Llama with a static cache, as small as it can be written; its classes have the names that
+``quantize_model`` knows, so that it is fused as Transformers' own would be."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+
+class Shape(NamedTuple):
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+SHAPES = {
+    "llama3-8b": Shape(4096, 32, 32, 8, 14336, 128256),
+    "llama-160m": Shape(768, 12, 12, 12, 3072, 32000),
+    "tiny": Shape(128, 2, 4, 2, 256, 256),
+}
+
+
+class LlamaAttention(nn.Module):
+    """Attention over a cache of fixed length. Several tokens at once are a prompt, and start the cache; one
+    token attends to all that are there, its own included."""
+
+    def __init__(self, shape: Shape, **options: Any) -> None:
+        super().__init__()
+        self.shape = shape
+        width = shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden, shape.hidden, bias=False, **options)
+        self.k_proj = nn.Linear(shape.hidden, width, bias=False, **options)
+        self.v_proj = nn.Linear(shape.hidden, width, bias=False, **options)
+        self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False, **options)
+        self.keys: torch.Tensor
+        self.values: torch.Tensor
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any) -> torch.Tensor:
+        shape = self.shape
+        batch, length, _ = x.shape
+        heads = (batch, length, -1, shape.head_dim)
+        q = _rotate(self.q_proj(x).view(heads), *rotation).transpose(1, 2)
+        k = _rotate(self.k_proj(x).view(heads), *rotation).transpose(1, 2)
+        v = self.v_proj(x).view(heads).transpose(1, 2)
+        self.keys.index_copy_(2, positions, k)
+        self.values.index_copy_(2, positions, v)
+        if length > 1:
+            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            y = self._decode(q, mask)
+        result: torch.Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+        return result
+
+    def _decode(self, q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The query heads of one key head are rows of one product."""
+        shape = self.shape
+        q = q.reshape(q.shape[0], shape.kv_heads, -1, shape.head_dim) * shape.head_dim**-0.5
+        scores = q @ self.keys.transpose(2, 3)
+        weights = scores.float().masked_fill(~mask, float("-inf")).softmax(-1).to(q.dtype)
+        return (weights @ self.values).view(-1, shape.heads, 1, shape.head_dim)
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self, shape: Shape, **options: Any) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.ffn, bias=False, **options)
+        self.up_proj = nn.Linear(shape.hidden, shape.ffn, bias=False, **options)
+        self.down_proj = nn.Linear(shape.ffn, shape.hidden, bias=False, **options)
+        self.act_fn = nn.functional.silu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+
+class LlamaDecoderLayer(nn.Module):
+    """Takes and returns the residual stream and what is still to be added to it, so that a compiler makes one
+    kernel of the addition and the norm behind it."""
+
+    def __init__(self, shape: Shape, **options: Any) -> None:
+        super().__init__()
+        self.self_attn = LlamaAttention(shape, **options)
+        self.mlp = LlamaMLP(shape, **options)
+        self.input_layernorm = nn.RMSNorm(shape.hidden, eps=1e-5, **options)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=1e-5, **options)
+
+    def forward(
+        self, x: torch.Tensor, delta: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x + delta
+        x = x + self.self_attn(self.input_layernorm(x), positions, rotation, mask)
+        return x, self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama(nn.Module):
+    def __init__(self, shape: Shape, **options: Any) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden, **options)
+        self.layers = nn.ModuleList([LlamaDecoderLayer(shape, **options) for _ in range(shape.layers)])
+        self.norm = nn.RMSNorm(shape.hidden, eps=1e-5, **options)
+        self.lm_head = nn.Linear(shape.hidden, shape.vocabulary, bias=False, **options)
+        self.tables: torch.Tensor
+
+    @torch.no_grad()
+    def make_cache(self, batch: int, length: int) -> None:
+        weight, shape = self.norm.weight, self.shape
+        size = (batch, shape.kv_heads, length, shape.head_dim)
+        for layer in self.layers:
+            for name in ("keys", "values"):
+                cache = torch.zeros(size, device=weight.device, dtype=weight.dtype)
+                layer.self_attn.register_buffer(name, cache, persistent=False)
+        half = torch.arange(0, shape.head_dim, 2, device=weight.device, dtype=torch.float32)
+        angles = torch.arange(length, device=weight.device)[:, None] * (500000.0 ** (-half / shape.head_dim))
+        tables = torch.stack([angles.cos(), angles.sin()]).repeat(1, 1, 2)
+        self.register_buffer("tables", tables.to(weight.dtype), persistent=False)
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The most likely next token of each sequence, ``[batch, 1]``. A prompt's positions start at 0."""
+        x = self.embed_tokens(tokens)
+        rotation = (self.tables[0, positions, None], self.tables[1, positions, None])
+        length = self.tables.shape[1]
+        mask = torch.arange(length, device=tokens.device)[None] <= positions[:, None]
+        delta = torch.zeros_like(x)
+        for layer in self.layers:
+            x, delta = layer(x, delta, positions, rotation, mask)
+        last = self.norm((x + delta)[:, -1:])
+        result: torch.Tensor = self.lm_head(last).argmax(-1)
+        return result
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+@torch.no_grad()
+def random_llama(shape: Shape, device: str, dtype: torch.dtype) -> Llama:
+    """Weights are made where they are used, and small enough for the numbers to stay finite."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = Llama(shape, dtype=dtype)
+    model.to_empty(device=device)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    model.eval()
+    return model

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where QuantFuse is plugged into other packages; each module imports the one it is named after."""

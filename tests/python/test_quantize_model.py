@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""quantize_model over module trees and over the families of Transformers."""
+
+import copy
+import pickle
+
+import pytest
+
+import quantfuse as qf
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+from torch import nn  # noqa: E402
+
+from quantfuse._model.fuse import MergedLinear  # noqa: E402
+from tiny_models import FAMILIES, tiny, token_ids  # noqa: E402
+
+
+def relative(got, right):
+    return ((got - right).norm() / right.norm()).item()
+
+
+@torch.no_grad()
+def logits(model):
+    return model(token_ids()).logits
+
+
+@pytest.mark.parametrize("scheme", ["int8", "w8a8-int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family, scheme):
+    model = tiny(family)
+    exact = logits(model)
+    plain = qf.quantize_model(copy.deepcopy(model), scheme, fuse=False)
+    fused = qf.quantize_model(copy.deepcopy(model), scheme)
+    assert relative(logits(plain), exact) < 0.05
+    assert relative(logits(fused), logits(plain)) < (1e-4 if scheme == "int8" else 1e-2)
+    kinds = [type(module).__name__ for module in fused.modules()]
+    if family == "GPT2":
+        assert kinds.count("QuantizedLinear") == 8
+    else:
+        assert (kinds.count("GatedMLP"), kinds.count("MergedLinear"), kinds.count("Slice")) == (2, 2, 6)
+        assert kinds.count("Folded") == (4 if scheme == "w8a8-int8" else 0)
+    assert isinstance(fused.lm_head, nn.Linear)
+    assert not isinstance(fused.lm_head, qf.nn.QuantizedLinear)
+
+
+@pytest.mark.parametrize("scheme", qf.SCHEMES)
+def test_every_scheme(scheme):
+    model = tiny("Llama")
+    exact = logits(model)
+    assert relative(logits(qf.quantize_model(model, scheme)), exact) < (0.4 if "4" in scheme else 0.1)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_the_fused_model_compiles_to_one_graph_with_four_products_a_layer(family):
+    torch._dynamo.reset()
+    model = qf.quantize_model(tiny(family), "int8")
+    graphs = []
+
+    def collect(graph, _):
+        graphs.append(graph)
+        return graph
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    compiled = torch.compile(model, backend=aot_autograd(fw_compiler=collect), fullgraph=True)
+    torch.testing.assert_close(logits(compiled), logits(model), rtol=1e-4, atol=1e-4)
+    assert len(graphs) == 1
+    assert sum("quantfuse" in str(node.target) for node in graphs[0].graph.nodes) == 8
+
+
+def test_generation_with_a_cache_agrees_with_the_layers_alone():
+    model = tiny("Llama")
+    plain = qf.quantize_model(copy.deepcopy(model), "int4", fuse=False)
+    fused = qf.quantize_model(model, "int4")
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(fused.generate(token_ids(), **options), plain.generate(token_ids(), **options))
+
+
+def test_a_fused_model_is_copied_and_pickled():
+    model = qf.quantize_model(tiny("Qwen2"), "w8a8-int8")
+    expected = logits(model)
+    assert torch.equal(logits(copy.deepcopy(model)), expected)
+    assert torch.equal(logits(pickle.loads(pickle.dumps(model))), expected)
+    other = qf.quantize_model(tiny("Qwen2", rms_norm_eps=1e-6), "w8a8-int8")
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(logits(other), expected)
+
+
+def test_a_slice_is_computed_once_and_let_go():
+    model = qf.quantize_model(tiny("Llama"), "int8")
+    merged = next(module for module in model.modules() if isinstance(module, MergedLinear))
+    calls = []
+    merged.linear.register_forward_hook(lambda *_: calls.append(1))
+    logits(model)
+    assert len(calls) == 1
+    assert merged._last is None
+
+
+def test_the_gradient_reaches_the_embedding():
+    model = tiny("Llama")
+    ids = token_ids()
+    right = torch.autograd.grad(model(ids).logits.square().sum(), model.model.embed_tokens.weight)[0]
+    for scheme in ("int8", "w8a8-int8"):
+        quantized = qf.quantize_model(copy.deepcopy(model), scheme)
+        weight = quantized.model.embed_tokens.weight
+        assert relative(torch.autograd.grad(quantized(ids).logits.square().sum(), weight)[0], right) < 0.1
+
+
+# ---- Trees ----
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ModuleDict({"a": nn.Linear(64, 64)}), nn.Linear(64, 8))
+
+
+def test_include_and_exclude():
+    model = qf.quantize_model(layers(), "int8", include=("1", "2"), exclude=("1.a",))
+    assert [type(m) for m in (model[0], model[1]["a"], model[2])] == [
+        nn.Linear,
+        nn.Linear,
+        qf.nn.QuantizedLinear,
+    ]
+    reasons = dict(model.quantfuse_summary.left_alone)
+    assert reasons == {"0": "not included", "1.a": "excluded"}
+    assert type(qf.quantize_model(layers(), "int8", include=("?.a",))[1]["a"]) is qf.nn.QuantizedLinear
+    with pytest.raises(TypeError, match="exclude is a string"):
+        qf.quantize_model(layers(), "int8", exclude="lm_head")
+
+
+def test_what_cannot_be_quantized_is_an_error():
+    for model in (nn.Sequential(nn.ReLU()), nn.ModuleDict({"lm_head": nn.Linear(4, 4)})):
+        with pytest.raises(ValueError, match="no linear layer"):
+            qf.quantize_model(model, "int8")
+    with pytest.raises(ValueError, match="from_linear"):
+        qf.quantize_model(nn.Linear(4, 4), "int8")
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        qf.quantize_model({}, "int8")
+    with pytest.raises(ValueError, match="did you mean 'int8'"):
+        qf.quantize_model(layers(), "int-8")
+    with pytest.raises(ValueError, match=r"0\.weight has type torch.float64"):
+        qf.quantize_model(layers().double(), "int8")
+    with pytest.raises(ValueError, match="bits is 5"):
+        qf.replace_linear_with_quantized(layers(), bits=5)
+
+
+def test_a_bad_weight_leaves_the_model_as_it_was():
+    model = layers()
+    with torch.no_grad():
+        model[2].weight[1, 2] = float("inf")
+    before = dict(model.named_modules())
+    with pytest.raises(ValueError, match=r"2\.weight has values that are not finite"):
+        qf.quantize_model(model, "int8")
+    assert dict(model.named_modules()) == before
+
+
+def test_a_quantized_model_is_left_alone():
+    model = qf.quantize_model(layers(), "int8")
+    with pytest.raises(ValueError, match="is quantized already"):
+        qf.quantize_model(model, "int4")
+
+
+def test_a_module_in_two_places_stays_one():
+    shared = nn.Linear(16, 16)
+    model = qf.quantize_model(nn.Sequential(shared, nn.ReLU(), shared), "int8")
+    assert model[0] is model[2]
+    assert type(model[0]) is qf.nn.QuantizedLinear
+
+
+def test_layers_that_share_a_weight_share_its_quantized_form():
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    model[2].weight = model[0].weight
+    bias = model[2].bias
+    qf.quantize_model(model, "int8")
+    assert model[0].codes is model[2].codes
+    assert model[2].bias is bias
+    assert [layer.bytes_after > 0 for layer in model.quantfuse_summary.layers] == [True, False]
+
+
+def test_a_head_tied_to_the_embedding():
+    model = tiny("Llama", tie_word_embeddings=True)
+    exact = logits(model)
+    qf.quantize_model(model, "int8", exclude=())
+    assert type(model.lm_head) is qf.nn.QuantizedLinear
+    assert "shares the weight" in str(model.quantfuse_summary)
+    assert relative(logits(model), exact) < 0.05
+
+
+def test_multihead_attention_keeps_the_layer_whose_weight_it_reads():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    x = torch.randn(2, 5, 32)
+    exact = layer(x)
+    model = qf.quantize_model(nn.Sequential(layer), "int8")
+    assert "forward may be its own" in str(model.quantfuse_summary)
+    assert relative(model(x), exact) < 0.05
+
+
+def test_a_model_on_the_meta_device_takes_the_state_of_another():
+    real = qf.quantize_model(tiny("Llama"), "int4")
+    with torch.device("meta"):
+        empty = tiny("Llama")
+    qf.quantize_model(empty, "int4")
+    empty.load_state_dict(real.state_dict(), assign=True)
+    for name, buffer in real.named_buffers():
+        if "inv_freq" in name:
+            parent, _, leaf = name.rpartition(".")
+            empty.get_submodule(parent)._buffers[leaf] = buffer
+    assert torch.equal(logits(empty), logits(real))
+
+
+def test_the_summary_counts_bytes_and_errors():
+    model = layers()
+    before = sum(m.weight.nbytes for m in (model[0], model[1]["a"], model[2]))
+    qf.replace_linear_with_quantized(model, bits=4)
+    summary = model.quantfuse_summary
+    assert summary.bytes_before == before
+    assert summary.bytes_after == 136 * 32 + 136 * 4
+    assert all(0.01 < layer.error < 0.2 for layer in summary.layers)
+    assert "3 layers" in str(summary)
+
+
+def test_progress_goes_to_stderr(capsys):
+    qf.quantize_model(layers(), "int8", show_progress=True)
+    assert "3/3" in capsys.readouterr().err
+    qf.quantize_model(layers(), "int8", show_progress=False)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""from_pretrained and save_pretrained with QuantFuseConfig."""
+
+import copy
+import json
+import logging
+
+import pytest
+
+import quantfuse as qf
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from tiny_models import tiny, token_ids  # noqa: E402
+
+
+@torch.no_grad()
+def logits(model):
+    return model(token_ids()).logits
+
+
+def load(folder, **options):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def save(family, **changes):
+        model = tiny(family, **changes)
+        model.save_pretrained(tmp_path / family)
+        return model, tmp_path / family
+
+    return save
+
+
+@pytest.mark.parametrize("scheme", ["int4", "w8a8-int8"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma2", "GPT2"])
+def test_quantized_while_loading_then_saved_and_loaded(family, scheme, folder, tmp_path):
+    model, source = folder(family)
+    expected = logits(qf.quantize_model(copy.deepcopy(model), scheme))
+    loaded = load(source, quantization_config=qf.QuantFuseConfig(scheme))
+    torch.testing.assert_close(logits(loaded), expected, rtol=1e-4, atol=1e-4)
+    assert loaded.quantfuse_summary.layers
+
+    loaded.save_pretrained(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "quantfuse"
+    size = sum(file.stat().st_size for file in (tmp_path / "saved").glob("*.safetensors"))
+    assert size < 0.5 * sum(file.stat().st_size for file in source.glob("*.safetensors"))
+    again = load(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(loaded))
+
+
+def test_options_reach_the_model(folder):
+    _, source = folder("Llama")
+    config = qf.QuantFuseConfig(
+        qf.Scheme("int4", group=32, symmetric=False), exclude=("lm_head", "mlp"), fuse=False
+    )
+    loaded = load(source, quantization_config=config)
+    layer = loaded.model.layers[0]
+    assert layer.self_attn.q_proj.zeros.shape == (128, 4)
+    assert type(layer.mlp.up_proj) is torch.nn.Linear
+
+
+def test_in_bfloat16(folder, tmp_path):
+    _, source = folder("Llama")
+    loaded = load(source, quantization_config=qf.QuantFuseConfig("int8"), dtype=torch.bfloat16)
+    assert logits(loaded).dtype == torch.bfloat16
+    assert loaded.model.layers[0].mlp.down.scales.dtype == torch.float32
+    loaded.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved", dtype=torch.bfloat16)
+    assert again.model.layers[0].mlp.down.scales.dtype == torch.float32
+    assert torch.equal(logits(again), logits(loaded))
+
+
+def test_generation(folder):
+    _, source = folder("Qwen2")
+    loaded = load(source, quantization_config=qf.QuantFuseConfig("int8"))
+    assert loaded.generate(token_ids(), max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (2, 14)
+
+
+def test_a_bad_weight_is_named(folder, caplog):
+    _, source = folder("Llama")
+    state = load_file(source / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    state[name][0, 0] = float("nan")
+    save_file(state, source / "model.safetensors", {"format": "pt"})
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(Exception, match="conversion"):
+            load(source, quantization_config=qf.QuantFuseConfig("int8"))
+    finally:
+        logger.removeHandler(caplog.handler)
+    # The loader gathers what its operations raise and tells it in a report.
+    assert "layers.1.mlp.up_proj.weight has values that are not finite" in caplog.text
+
+
+def test_a_saved_model_with_a_tensor_of_another_shape_is_refused(folder, tmp_path):
+    _, source = folder("Llama")
+    load(source, quantization_config=qf.QuantFuseConfig("int8")).save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / "model.safetensors"
+    state = load_file(path)
+    name = "model.layers.0.mlp.down.codes"
+    state[name] = state[name][:, :100].contiguous()
+    save_file(state, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.down.*codes has shape"):
+        load(tmp_path / "saved")
+
+
+def test_a_misspelt_scheme_is_refused_before_anything_is_loaded():
+    with pytest.raises(ValueError, match="did you mean 'int4'"):
+        qf.QuantFuseConfig("int-4")
