@@ -20,6 +20,7 @@ and returns outputs of the same family: torch tensors for torch tensors, NumPy a
   :func:`linear`.
 """
 
+from ._calibrate import AwqResult, GptqResult, awq_search, gptq_quantize
 from ._library import (
     Explanation,
     explain,
@@ -43,17 +44,23 @@ from ._quantize import (
     static_quant_fp8,
 )
 from ._weight import QuantizedWeight
+from .calibration import calibrate_and_quantize
 
 __version__ = version()
 
 __all__ = [
+    "AwqResult",
     "Explanation",
+    "GptqResult",
     "Quantized",
     "QuantizedWeight",
+    "awq_search",
+    "calibrate_and_quantize",
     "dequantize_tensor",
     "explain",
     "gated_act",
     "get_num_threads",
+    "gptq_quantize",
     "info",
     "int4_matmul",
     "int8_matmul",

@@ -1,12 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of quantization with calibration data: GPTQ and the search of AWQ, of one weight at a time."""
+"""The arithmetic of quantization with calibration data: GPTQ and the search of AWQ, of one weight at a
+time."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from ._library import AWQ_SEARCH, GPTQ_QUANTIZE, invoke
-from ._tensors import CODE_DTYPES, DYNAMIC, FORMATS, MSE, Tensor, adopt, adopt_like, argument_like, ceil_div, choice
+from ._tensors import (
+    CODE_DTYPES,
+    DYNAMIC,
+    FORMATS,
+    MSE,
+    Tensor,
+    adopt,
+    adopt_like,
+    argument_like,
+    ceil_div,
+    choice,
+)
 
 _ACT_ORDERS = {None: 0, False: 0, "none": 0, "group": 1, "static": 2, True: 2}
 _INTEGER_FORMATS = {name: FORMATS[name] for name in ("int4", "int8")}
@@ -42,8 +54,8 @@ def gptq_quantize(
     act_order: str | bool | None = None,
     damping: float = 0.01,
 ) -> GptqResult:
-    """Quantizes a weight by GPTQ: each column makes up for the rounding errors of those before it, so that the
-    layer's outputs change least on the inputs that ``hessian`` sums up.
+    """Quantizes a weight by GPTQ: each column makes up for the rounding errors of those before it, so that
+    the layer's outputs change least on the inputs that ``hessian`` sums up.
 
     Args:
         weight: ``[n, k]`` float32, float16 or bfloat16.
@@ -53,20 +65,22 @@ def gptq_quantize(
         group: columns that share a scale, the last group perhaps fewer; 0 is the whole row.
         symmetric: False gives zero points.
         mse: shrink each group's range to what makes its squared error least.
-        act_order: quantize columns with the largest inputs first: ``static`` (or True) keeps the groups those of
-            neighbouring columns; ``group`` forms them in the new order and returns ``g_idx``.
+        act_order: quantize columns with the largest inputs first: ``static`` (or True) keeps the groups
+            those of neighbouring columns; ``group`` forms them in the new order and returns ``g_idx``.
         damping: the share of the mean of the diagonal that is added to it.
 
     Returns:
-        Codes ``[n, k]`` int8 (``[n, ceil(k / 2)]`` uint8 for int4), scale ``[n, ceil(k / group)]`` float32, zero
-        points int8 of the same shape, ``g_idx`` ``[k]`` int32, and the loss of each row, ``[n]`` float32. All new.
+        Codes ``[n, k]`` int8 (``[n, ceil(k / 2)]`` uint8 for int4), scale ``[n, ceil(k / group)]`` float32,
+        zero points int8 of the same shape, ``g_idx`` ``[k]`` int32, and the loss of each row, ``[n]``
+        float32. All new.
 
     Raises:
         ValueError: a NaN or infinity, or a hessian that is not positive definite with its damping.
 
     >>> import numpy as np, quantfuse as qf
     >>> rng = np.random.default_rng(0)
-    >>> x = rng.standard_normal((512, 64)).astype(np.float32) + rng.standard_normal((512, 1)).astype(np.float32)
+    >>> x = rng.standard_normal((512, 64)).astype(np.float32) + rng.standard_normal((512,
+    1)).astype(np.float32)
     >>> w = rng.standard_normal((8, 64)).astype(np.float32)
     >>> codes, scale, zero, g_idx, loss = qf.gptq_quantize(w, x.T @ x, "int4", group=32)
     >>> nearest = qf.quantize_tensor(w, "int4", block=(1, 32))
@@ -116,11 +130,12 @@ def awq_search(
     grid: int = 20,
     clip: bool = False,
 ) -> AwqResult:
-    """Searches the factors of the input channels with which a weight loses least when it is rounded to nearest.
+    """Searches the factors of the input channels with which a weight loses least when it is rounded to
+    nearest.
 
-    ``weight * channel_scale`` is what to quantize; it belongs to inputs ``x / channel_scale``, so the division goes
-    into whatever produces them, a norm's gain or the rows of the weight before. Weights that share their input
-    are searched as one, stacked row below row.
+    ``weight * channel_scale`` is what to quantize; it belongs to inputs ``x / channel_scale``, so the
+    division goes into whatever produces them, a norm's gain or the rows of the weight before. Weights that
+    share their input are searched as one, stacked row below row.
 
     Args:
         weight: ``[n, k]`` float32, float16 or bfloat16.
@@ -135,8 +150,8 @@ def awq_search(
 
     Returns:
         ``channel_scale`` ``[k]`` float32; ``clip`` ``[n, ceil(k / group)]`` float32, to limit
-        ``weight * channel_scale`` to before it is quantized; ``loss`` ``[grid + 1]`` float32, the summed squared
-        error of the outputs for each exponent, the first being rounding to nearest alone. All new.
+        ``weight * channel_scale`` to before it is quantized; ``loss`` ``[grid + 1]`` float32, the summed
+        squared error of the outputs for each exponent, the first being rounding to nearest alone. All new.
 
     >>> import numpy as np, quantfuse as qf
     >>> rng = np.random.default_rng(0)
