@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What GPTQ and AWQ are for: on a layer whose inputs are correlated they lose less than rounding to nearest. And
-// what their callers count on: the same bits for every number of threads, nothing lost of channels that
+// What GPTQ and AWQ are for: on a layer whose inputs are correlated they lose less than rounding to nearest.
+// And what their callers count on: the same bits for every number of threads, nothing lost of channels that
 // calibration has not seen.
 #include <gtest/gtest.h>
 
@@ -19,7 +19,8 @@ namespace {
 
 constexpr int64_t kRows = 96, kColumns = 512, kInputs = 768, kGroup = 128, kGroups = kColumns / kGroup;
 
-// A layer with inputs of 512 channels that share 32 causes and differ in size, as those of language models do.
+// A layer with inputs of 512 channels that share 32 causes and differ in size, as those of language models
+// do.
 struct Layer {
   std::vector<float> weight, x, hessian;
 

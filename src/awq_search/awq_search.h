@@ -4,8 +4,8 @@
 //
 //   loss(s) = sum over t, r of ( sum over c of x[t,c] d[r,c] )^2,     d[r,c] = Q(w[r,:] s)[c] / s[c] - w[r,c]
 //
-// of s = m^alpha, m the mean magnitudes of the channels: alpha = 0 is rounding to nearest, alpha = 1 gives all
-// channels equal inputs. The least loss over the grid of alphas wins.
+// of s = m^alpha, m the mean magnitudes of the channels: alpha = 0 is rounding to nearest, alpha = 1 gives
+// all channels equal inputs. The least loss over the grid of alphas wins.
 //
 // Then, if clip is asked for, each group of w s on its own: its range is shrunk by the factor that makes
 // least, over the steps of clip_factor, the squared error of the group's part of the outputs,
@@ -43,8 +43,8 @@ struct Problem {
 inline constexpr int kClipSteps = 11;
 QF_HD constexpr float clip_factor(int step) { return 1.0f - 0.05f * static_cast<float>(step); }
 
-// Mean magnitudes of the channels, given or those of x; all at least 1e-4 of the largest, so that no channel is
-// scaled away.
+// Mean magnitudes of the channels, given or those of x; all at least 1e-4 of the largest, so that no channel
+// is scaled away.
 void find_magnitudes(const Problem& p, float* magnitudes);
 // s of alpha = i / grid.
 void find_channel_scale(const Problem& p, const float* magnitudes, int32_t i, float* scale);

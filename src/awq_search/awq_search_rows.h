@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// awq_search over either vector type S. The inputs are transposed once. For each alpha, a tile of rows at a time:
+// awq_search over either vector type S. The inputs are transposed once. For each alpha, a tile of rows at a
+// time:
 //
-//   w --scale, round, unscale--> d [24, k] --add_product with x^T [k, t], 512 inputs at a time--> squares, summed
+//   w --scale, round, unscale--> d [24, k] --add_product with x^T [k, 512 of t]--> squares, summed
 //
-// Rows are divided among the threads, and each row's loss is summed in an order of its own, so that results are
-// the same for every number of threads.
+// Rows are divided among the threads, and each row's loss is summed in an order of its own, so that results
+// are the same for every number of threads.
 #pragma once
 
 #include "awq_search/awq_search.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The losses of all alphas are compared with the reference's. Two alphas, or two clips, whose losses differ by
-// rounding alone may be chosen either way: what is chosen is judged by the reference's loss of it.
+// The losses of all alphas are compared with the reference's. Two alphas, or two clips, whose losses differ
+// by rounding alone may be chosen either way: what is chosen is judged by the reference's loss of it.
 #include <array>
 #include <cmath>
 

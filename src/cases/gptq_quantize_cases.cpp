@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A target that lies on the boundary between two codes may go either way, and every column after it then has
-// another target. So codes are not compared with the reference's: they are judged by what GPTQ minimises, which
-// is computed here from the codes themselves.
+// another target. So codes are not compared with the reference's: they are judged by what GPTQ minimises,
+// which is computed here from the codes themselves.
 #include <cmath>
 
 #include "cases/describe.h"

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// a = L L^T in place, in double: the lower triangle of `a` becomes L; what lies above the diagonal is scratch.
+// a = L L^T in place, in double: the lower triangle of `a` becomes L; what lies above the diagonal is
+// scratch.
 //
-// Right-looking, 128 columns at a time:  the diagonal block, alone;  the rows below it, solved against it;  and
-// their product with themselves, taken from the rest of the triangle. The product is nearly all of the work, and
-// add_product does it at the speed of the registers: 4096 columns take about a second on two cores, a small part
-// of what GPTQ needs, so there is no call for LAPACK, which the library would then need to load at all.
+// Right-looking, 128 columns at a time: the diagonal block, alone; the rows below it, solved against it; and
+// their product with themselves, taken from the rest of the triangle. The product is nearly all of the work,
+// and add_product does it at the speed of the registers: a small part of what GPTQ needs. So there is no call
+// for LAPACK, which the library would then have to find before it could be loaded.
 #pragma once
 
 #include "cpu/product.h"
@@ -62,8 +63,9 @@ QF_INLINE void solve_row(double* row, const double* transpose) {
   }
 }
 
-// Returns -1, or the first column whose pivot is below smallest_pivots[column] (or NaN): `a` is then not positive
-// definite in double precision. `scratch` has cholesky_scratch(size) doubles, rows of `a` cholesky_stride(size).
+// Returns -1, or the first column whose pivot is below smallest_pivots[column] (or NaN): `a` is then not
+// positive definite in double precision. `scratch` has cholesky_scratch(size) doubles, rows of `a`
+// cholesky_stride(size).
 template <class D>
 __attribute__((noinline)) int64_t cholesky(double* a, int64_t size, const double* smallest_pivots,
                                            double* scratch) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// c[r, 0:cols] += a[r, 0:depth] b[0:depth, 0:cols], or -=, of row-major matrices of float or double that lie in
-// the caller's workspace: the products inside a longer algorithm, where nothing is quantized or packed.
+// c[r, 0:cols] += a[r, 0:depth] b[0:depth, 0:cols], or -=, of row-major matrices of float or double that lie
+// in the caller's workspace: the products inside a longer algorithm, where nothing is quantized or packed.
 //
-// A tile of 6 rows and 4 vectors (2 with 16 registers) stays in registers over all of depth. b is read once per
-// 6 rows: the caller keeps depth * cols within the L2 cache by cutting either. Every number is one fma chain in
-// order of depth, so it does not depend on how many rows or columns are computed beside it.
+// A tile of 6 rows and 4 vectors (2 with 16 registers) stays in registers over all of depth. b is read once
+// per 6 rows: the caller keeps depth * cols within the L2 cache by cutting either. Every number is one fma
+// chain in order of depth, so it does not depend on how many rows or columns are computed beside it.
 #pragma once
 
 #include <cstdint>

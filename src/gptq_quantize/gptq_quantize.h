@@ -10,9 +10,9 @@
 //
 //     t[i] = w[i] + sum over j < i of G[j,i] e[j],     G[j,i] = R[j,i] / R[i,i]
 //
-// This is the algorithm of Frantar et al. (2023), which spreads each error over the columns to come by rows of
-// the Cholesky factor of the inverse of H. Written this way nothing is inverted, errors are those against the
-// weight as given, and the loss is the sum of (R[i,i] (t[i] - v[i]))^2.
+// This is the algorithm of Frantar et al. (2023), which spreads each error over the columns to come by rows
+// of the Cholesky factor of the inverse of H. Written this way nothing is inverted, errors are those against
+// the weight as given, and the loss is the sum of (R[i,i] (t[i] - v[i]))^2.
 //
 // What the columns of a group would be changed to before the first of them is rounded, and hence the group's
 // range, follows by letting v[j] = t[j] within the group: the errors there are then e[j] = w[j] - t[j].
@@ -56,8 +56,9 @@ struct Problem {
 // A pivot of the factorisation smaller than this share of its diagonal is rounding noise.
 inline constexpr double kSmallestPivot = 1e-11;
 
-// The diagonal that is factored: hessian[i,i] and what damping adds; of columns that calibration has not seen,
-// whose rows and columns of the hessian count as zero, the mean, which makes them independent of the others.
+// The diagonal that is factored: hessian[i,i] and what damping adds; of columns that calibration has not
+// seen, whose rows and columns of the hessian count as zero, the mean, which makes them independent of the
+// others.
 struct Diagonal {
   double added, unseen;
   bool is_unseen(const Problem& p, int64_t column) const {

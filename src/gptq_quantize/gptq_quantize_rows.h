@@ -3,11 +3,11 @@
 // gptq_quantize over either vector type S. R comes from one Cholesky factorisation in double, of H with its
 // columns in reverse. Then the columns are rounded block by block (128 of them, or as many whole groups):
 //
-//   errors so far [rows, begin] x G[0:begin, block] --add_product, 256 columns of G at a time--> sums [rows, block]
-//   each row alone: round a column, add its error times its row of G to the sums of the block's columns to come
+//   errors so far [rows, begin] x G[0:begin, block] --add_product, 256 rows of G at a time--> sums
+//   each row alone: round a column, add its error times its row of G to the sums of the columns to come
 //
-// Rows are divided among the threads. A row's results depend on nothing but itself and the order of sums in a row,
-// so they are the same for every number of threads.
+// Rows are divided among the threads. A row's results depend on nothing but itself and the order of sums in a
+// row, so they are the same for every number of threads.
 #pragma once
 
 #include "core/element.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codes of an integer format of which fewer bits may be in use: 3-bit codes live in INT4, 6-bit ones in INT8.
+// The codes of an integer format of which fewer bits may be in use: 3-bit codes live in INT4, 6-bit ones in
+// INT8.
 #pragma once
 
 #include <string>

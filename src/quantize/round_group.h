@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A group of numbers, rounded to integer codes and back without leaving the registers: what searches for scales
-// try many times before anything is stored. Over either vector type S; arrays are padded to whole vectors.
+// A group of numbers, rounded to integer codes and back without leaving the registers: what searches for
+// scales try many times before anything is stored. Over either vector type S; arrays are padded to whole
+// vectors.
 #pragma once
 
 #include "cpu/vector_math.h"

@@ -166,7 +166,7 @@ def difference(a, b):
 RUNS = [
     ("int4", "gptq", {"group": 32, "act_order": True}, 0.25),
     ("int4", "gptq", {"group": 64, "symmetric": False}, 0.25),
-    ("int4", "awq", {"group": 32}, 0.25),
+    ("int4", "awq", {"group": 32}, 0.5),
     ("int4", "mse", {"symmetric": False}, 0.5),
     ("int8", "rtn", {}, 0.03),
     ("w8a8", "smoothquant", {}, 0.05),
