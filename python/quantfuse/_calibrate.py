@@ -79,8 +79,7 @@ def gptq_quantize(
 
     >>> import numpy as np, quantfuse as qf
     >>> rng = np.random.default_rng(0)
-    >>> x = rng.standard_normal((512, 64)).astype(np.float32) + rng.standard_normal((512,
-    1)).astype(np.float32)
+    >>> x = rng.standard_normal((512, 64), np.float32) + rng.standard_normal((512, 1), np.float32)
     >>> w = rng.standard_normal((8, 64)).astype(np.float32)
     >>> codes, scale, zero, g_idx, loss = qf.gptq_quantize(w, x.T @ x, "int4", group=32)
     >>> nearest = qf.quantize_tensor(w, "int4", block=(1, 32))

@@ -366,21 +366,23 @@ def trained():
     return character_model.trained_character_model()
 
 
-def test_awq_and_gptq_beat_rounding_on_a_trained_model(trained, tmp_path):
-    exact = load(trained)
-    predictions = character_model.log_probabilities(exact)
-    perplexity, divergence = {"exact": character_model.perplexity(exact)}, {}
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_awq_and_gptq_beat_rounding_on_a_trained_model(trained, tmp_path, symmetric):
+    """By divergence from the exact model with and without zero points. By perplexity GPTQ does so too, and
+    AWQ with zero points, as it is published; without them its perplexity and that of rounding lie within
+    what chance does to either (docs/calibration.md)."""
+    exact = character_model.log_probabilities(load(trained))
+    found = {"exact": character_model.measures(exact, exact)}
     for method in ("rtn", "awq", "gptq"):
-        ids = character_model.calibration_tokens()
-        qf.calibrate_and_quantize(trained, ids, "int4", method, group=128, out=tmp_path / method)
-        quantized = load(tmp_path / method)
-        perplexity[method] = character_model.perplexity(quantized)
-        divergence[method] = character_model.divergence(quantized, predictions)
-    assert perplexity["exact"] < 8  # of 96 characters: it has learned
+        ids, out = character_model.calibration_tokens(), tmp_path / method
+        qf.calibrate_and_quantize(trained, ids, "int4", method, group=128, symmetric=symmetric, out=out)
+        found[method] = character_model.measures(character_model.log_probabilities(load(out)), exact)
+    assert found["exact"]["perplexity"] < 8  # of 96 characters: it has learned
     for method in ("awq", "gptq"):
-        assert divergence[method] < divergence["rtn"]
-        assert perplexity[method] < perplexity["rtn"]
-        assert perplexity[method] < 1.02 * perplexity["exact"]
+        assert found[method]["divergence"] < 0.9 * found["rtn"]["divergence"]
+        assert found[method]["perplexity"] < 1.01 * found["exact"]["perplexity"]
+        if method == "gptq" or not symmetric:
+            assert found[method]["perplexity"] < found["rtn"]["perplexity"]
 
 
 def test_every_method_is_tried_here():
