@@ -144,6 +144,35 @@ struct GatedActCall : Call<qf_gated_act_args> {
   }
 };
 
+struct GptqQuantizeCall : Call<qf_gptq_quantize_args> {
+  GptqQuantizeCall() : Call(qf_gptq_quantize, qf_gptq_quantize_workspace) {
+    args.format = QF_INT4;
+    args.group = 4;
+    args.act_order = QF_ACT_ORDER_GROUP;
+    input("weight", args.weight, kBf16, {kN, kK});
+    input("hessian", args.hessian, kF32, {kK, kK});  // of ones: positive definite with its damping
+    output("q", args.q, kU8, {kN, (kK + 1) / 2});
+    output("scale", args.scale, kF32, {kN, 3});
+    output("zero", args.zero, kI8, {kN, 3}).is_optional = true;
+    output("g_idx", args.g_idx, kI32, {kK});
+    output("loss", args.loss, kF32, {kN}).is_optional = true;
+  }
+};
+
+struct AwqSearchCall : Call<qf_awq_search_args> {
+  AwqSearchCall() : Call(qf_awq_search, qf_awq_search_workspace) {
+    args.format = QF_INT8;
+    args.group = 4;
+    args.grid = 4;
+    input("weight", args.weight, kF32, {kN, kK});
+    input("x", args.x, kF16, {kM, kK}).has_own_rows = true;
+    input("act_scale", args.act_scale, kF32, {kK}).is_optional = true;
+    output("channel_scale", args.channel_scale, kF32, {kK});
+    output("clip", args.clip, kF32, {kN, 3}).is_optional = true;
+    output("loss", args.loss, kF32, {5}).is_optional = true;
+  }
+};
+
 // ---- What is the same for every tensor of every operation ----
 
 struct Spoil {
@@ -167,7 +196,8 @@ const std::vector<Spoil> kSpoils = {
     {"rank of 0", [](Operand& o) { return o.may_be_scalar ? false : (o.view.ndim = 0, true); }},
     {"rank of -1", [](Operand& o) { return o.view.ndim = -1, true; }},
     {"rank of 100", [](Operand& o) { return o.view.ndim = 100, true; }},
-    {"one row more", [](Operand& o) { return o.name == "weight.packed" ? false : (o.shape[0] += 1, true); },
+    {"one row more",
+     [](Operand& o) { return o.name == "weight.packed" || o.has_own_rows ? false : (o.shape[0] += 1, true); },
      false},
     {"one column less", [](Operand& o) { return o.shape.back() -= 1, true; }, false},
     {"negative size", [](Operand& o) { return o.shape[0] = -o.shape[0], true; }},
@@ -198,7 +228,8 @@ const std::vector<Spoil> kSpoils = {
 template <class CallType>
 class EveryOperation : public testing::Test {};
 using Calls = testing::Types<QuantizeCall, StaticQuantizeCall, DequantizeCall, ScaledMmCall, LinearCall,
-                             QuantizedLinearCall, LinearBackwardCall, RmsNormCall, GatedActCall>;
+                             QuantizedLinearCall, LinearBackwardCall, RmsNormCall, GatedActCall,
+                             GptqQuantizeCall, AwqSearchCall>;
 TYPED_TEST_SUITE(EveryOperation, Calls);
 
 // Otherwise the errors below would prove nothing.
@@ -399,6 +430,51 @@ TEST(Options, OfGatedAct) {
   GatedActCall call;
   call.operand("x").shape[1] -= 1;
   expect_bad(call, "even number");
+}
+
+TEST(Options, OfGptqQuantize) {
+  expect_bad_option<GptqQuantizeCall>("format", [](auto& a) { a.format = QF_FP8_E4M3; });
+  for (const int32_t bits : {-1, 1, 5})
+    expect_bad_option<GptqQuantizeCall>("bits", [bits](auto& a) { a.bits = bits; });
+  expect_bad_option<GptqQuantizeCall>("group", [](auto& a) { a.group = -1; });
+  expect_bad_option<GptqQuantizeCall>("scale_mode", [](auto& a) { a.scale_mode = QF_SCALE_STATIC; });
+  expect_bad_option<GptqQuantizeCall>("act_order",
+                                      [](auto& a) { a.act_order = static_cast<qf_act_order>(3); });
+  expect_bad_option<GptqQuantizeCall>("g_idx", [](auto& a) { a.act_order = QF_ACT_ORDER_STATIC; });
+  for (const double damping : {-0.1, static_cast<double>(NAN), static_cast<double>(INFINITY)})
+    expect_bad_option<GptqQuantizeCall>("damping", [damping](auto& a) { a.damping = damping; });
+}
+
+TEST(Options, OfAwqSearch) {
+  expect_bad_option<AwqSearchCall>("format", [](auto& a) { a.format = QF_FORMAT_NONE; });
+  expect_bad_option<AwqSearchCall>("bits", [](auto& a) { a.bits = 9; });
+  expect_bad_option<AwqSearchCall>("group", [](auto& a) { a.group = -2; });
+  expect_bad_option<AwqSearchCall>("grid", [](auto& a) { a.grid = -1; });
+  expect_bad_option<AwqSearchCall>("grid", [](auto& a) { a.grid = 1 << 20; });
+}
+
+TEST(Values, OfCalibrationAreFinite) {
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    GptqQuantizeCall gptq;
+    gptq.operand("hessian").at<float>(kK + 2) = bad;
+    expect_bad(gptq, "hessian");
+    AwqSearchCall awq;
+    awq.operand("weight").at<float>(3 * kK + 1) = bad;
+    expect_bad(awq, "weight has the value");
+    AwqSearchCall magnitudes;
+    magnitudes.operand("act_scale").at<float>(kK - 1) = bad;
+    expect_bad(magnitudes, "act_scale");
+  }
+  GptqQuantizeCall negative;
+  negative.operand("hessian").at<float>(0) = -1.0f;
+  expect_bad(negative, "not negative");
+}
+
+TEST(Values, OfAHessianAreThoseOfASumOfSquares) {
+  GptqQuantizeCall call;
+  call.operand("hessian").at<float>(5 * kK + 9) = 3.0f;  // more than either variance allows
+  call.operand("hessian").at<float>(9 * kK + 5) = 3.0f;
+  expect_bad(call, "not positive definite");
 }
 
 // Puts each bad number into the last place of a tensor of scales.

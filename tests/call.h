@@ -56,6 +56,7 @@ struct Operand {
   bool is_output;
   bool is_optional = false;
   bool may_be_scalar = false;  // of rank 0
+  bool has_own_rows = false;   // any number of them: no other tensor has this dimension
   std::vector<int64_t> shape, strides;
   size_t bytes = 0;
   std::unique_ptr<uint8_t, Free> memory;

@@ -56,6 +56,10 @@ std::vector<Row> rows() {
   norm.m = 4, norm.n = 256, norm.out_format = QF_INT8;
   GatedActSpec gated;
   gated.m = 4, gated.n = 256, gated.out_format = QF_FP8_E4M3;
+  GptqQuantizeSpec gptq_int4;
+  gptq_int4.n = 4, gptq_int4.k = 256;
+  AwqSearchSpec awq;
+  awq.n = 4, awq.k = 256, awq.t = 16;
 
   const WeightSpec int4 = {QF_INT4, {1, 128}}, int8 = {QF_INT8, {1, 0}}, fp8 = {QF_FP8_E4M3, {128, 128}};
   const WeightSpec mxfp4 = {QF_FP4_E2M1, {1, 32}, true};
@@ -103,6 +107,8 @@ std::vector<Row> rows() {
       row("gradient", "linear_backward", backward),
       row("norm to int8", "rms_norm", norm),
       row("silu-and-multiply to e4m3", "gated_act", gated),
+      row("gptq to int4", "gptq_quantize", gptq_int4),
+      row("awq for int4", "awq_search", awq),
   };
 }
 

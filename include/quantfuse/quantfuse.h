@@ -326,6 +326,73 @@ QF_API qf_status qf_gated_act_workspace(const qf_gated_act_args* args, const qf_
 QF_API size_t qf_gated_act_explain(const qf_gated_act_args* args, const qf_call* call, char* json,
                                    size_t capacity);
 
+/* ---- Quantization with calibration data ---------------------------------------------------------------- */
+
+/* In which order GPTQ quantizes the columns of a weight. */
+typedef enum qf_act_order QF_ENUM_TYPE {
+  QF_ACT_ORDER_NONE = 0,  /* as they come */
+  QF_ACT_ORDER_GROUP = 1, /* by falling hessian[i,i], and groups are formed in that order: needs g_idx */
+  QF_ACT_ORDER_STATIC = 2 /* by falling hessian[i,i], and groups are those of neighbouring columns, their
+                              scales taken from the weight before it is changed */
+} qf_act_order;
+
+/* GPTQ: codes whose layer gives the least sum of squared output errors that rounding the columns one after
+ * another can give, the columns to come making up for the errors of those before:
+ *   minimise  sum over r of  d[r,:] (hessian + damping mean(diagonal) I) d[r,:]^T,   d = w - (q - zero) scale
+ * Scales are found as qf_quantize finds them (scale_mode), group by group, from the columns as changed so far
+ * (from the weight itself where a group has more than 256 columns). A column with hessian[i,i] = 0, which
+ * calibration has not seen, is rounded to nearest. A NaN or infinity in `weight` or `hessian` and a hessian
+ * that is not positive definite with its damping are QF_BAD_ARGUMENT. CPU only. */
+typedef struct qf_gptq_quantize_args {
+  const qf_tensor* weight;  /* in  [n, k] f32|f16|bf16, rows contiguous */
+  const qf_tensor* hessian; /* in  [k, k] f32: sum over inputs of x^T x, times any factor; symmetric */
+  qf_format format;         /* INT4 or INT8 */
+  int32_t bits;             /* 2 to 4 in INT4 codes, 2 to 8 in INT8 codes; 0: all of the format's */
+  int64_t group;            /* columns that share a scale; 0: the whole row */
+  qf_scale_mode scale_mode; /* dynamic or MSE */
+  qf_act_order act_order;
+  double damping;         /* share of the mean of hessian's diagonal that is added to it; 0: 0.01 */
+  const qf_tensor* q;     /* out [n, k], or [n, ceil(k/2)] for INT4 */
+  const qf_tensor* scale; /* out [n, ceil(k/group)] f32 */
+  const qf_tensor* zero;  /* out i8, shape of scale; NULL: symmetric */
+  const qf_tensor* g_idx; /* out [k] i32: the group of each column; with QF_ACT_ORDER_GROUP alone */
+  const qf_tensor* loss;  /* out [n] f32: what is minimised, of each row; optional */
+} qf_gptq_quantize_args;
+
+QF_API qf_status qf_gptq_quantize(const qf_gptq_quantize_args* args, const qf_call* call);
+QF_API qf_status qf_gptq_quantize_workspace(const qf_gptq_quantize_args* args, const qf_call* call,
+                                            uint64_t* bytes);
+QF_API size_t qf_gptq_quantize_explain(const qf_gptq_quantize_args* args, const qf_call* call, char* json,
+                                       size_t capacity);
+
+/* AWQ: a factor for each input channel, so that w * channel_scale rounded to nearest, applied to
+ * x / channel_scale, gives the least sum of squared output errors on the sampled inputs `x`:
+ *   channel_scale[c] = act_scale[c]^alpha, scaled to have sqrt(largest * smallest) = 1,   alpha = i / grid,
+ * i = 0 .. grid. Weights that share their input (q, k and v; gate and up) are passed as one, row below row.
+ * With `clip`, the range of each group of w * channel_scale is then shrunk to 1.00, 0.95, .. 0.50 of itself,
+ * whichever gives the least error of the group's part of the output. The caller limits w * channel_scale to
+ * +-clip and quantizes it with qf_quantize. A NaN or infinity is QF_BAD_ARGUMENT. CPU only. */
+typedef struct qf_awq_search_args {
+  const qf_tensor* weight;    /* in  [n, k] f32|f16|bf16, rows contiguous */
+  const qf_tensor* x;         /* in  [t, k] f32|f16|bf16, rows contiguous; 256 to 1024 rows are enough */
+  const qf_tensor* act_scale; /* in  [k] f32: mean |x| of each channel over all inputs; NULL: that of x */
+  qf_format format;           /* INT4 or INT8 */
+  int32_t bits;               /* 2 to 4 in INT4 codes, 2 to 8 in INT8 codes; 0: all of the format's */
+  int64_t group;              /* columns that share a scale; 0: the whole row */
+  int32_t is_asymmetric;
+  int32_t grid;                   /* 0: 20 */
+  const qf_tensor* channel_scale; /* out [k] f32 */
+  const qf_tensor* clip;          /* out [n, ceil(k/group)] f32: largest magnitude in each group; optional */
+  const qf_tensor* loss; /* out [grid + 1] f32: the sum of squared output errors of each alpha, before
+                                     clipping; the first is that of rounding the weight as it is; optional */
+} qf_awq_search_args;
+
+QF_API qf_status qf_awq_search(const qf_awq_search_args* args, const qf_call* call);
+QF_API qf_status qf_awq_search_workspace(const qf_awq_search_args* args, const qf_call* call,
+                                         uint64_t* bytes);
+QF_API size_t qf_awq_search_explain(const qf_awq_search_args* args, const qf_call* call, char* json,
+                                    size_t capacity);
+
 #ifdef __cplusplus
 }
 #endif

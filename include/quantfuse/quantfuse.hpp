@@ -944,6 +944,118 @@ inline std::string explain_gated_act(const ConstTensor& x, const Tensor& y,
   return detail::explain(qf_gated_act_explain, a, call);
 }
 
+// ---- Quantization with calibration data -------------------------------------------------------------------
+
+struct GptqOptions {
+  int32_t bits = 0;                     // fewer than the format has; 0: all
+  int64_t group = 128;                  // columns that share a scale; 0: the whole row
+  ScaleMode mode = ScaleMode::dynamic;  // or mse
+  qf_act_order act_order = QF_ACT_ORDER_NONE;
+  double damping = 0.01;
+  Tensor zero;   // out: i8, shape of scale: asymmetric
+  Tensor g_idx;  // out: i32 [k], with QF_ACT_ORDER_GROUP alone
+  Tensor loss;   // out: f32 [n]
+};
+
+namespace detail {
+inline qf_gptq_quantize_args args_of_gptq_quantize(const ConstTensor& weight, const ConstTensor& hessian,
+                                                   const Tensor& q, const Tensor& scale, Format format,
+                                                   const GptqOptions& options) {
+  qf_gptq_quantize_args a = {};
+  a.weight = weight.get();
+  a.hessian = hessian.get();
+  a.format = static_cast<qf_format>(format);
+  a.bits = options.bits;
+  a.group = options.group;
+  a.scale_mode = static_cast<qf_scale_mode>(options.mode);
+  a.act_order = options.act_order;
+  a.damping = options.damping;
+  a.q = q.get();
+  a.scale = scale.get();
+  a.zero = options.zero.get();
+  a.g_idx = options.g_idx.get();
+  a.loss = options.loss.get();
+  return a;
+}
+}  // namespace detail
+
+// GPTQ: codes whose layer's outputs change least on the inputs that the hessian sums up. CPU only.
+//   weight   in   float [n, k]
+//   hessian  in   f32 [k, k]: the sum of x^T x
+//   q        out  codes [n, k]: i8, or u8 [n, ceil(k/2)] for INT4
+//   scale    out  f32 [n, ceil(k/group)]
+inline void gptq_quantize(const ConstTensor& weight, const ConstTensor& hessian, const Tensor& q,
+                          const Tensor& scale, Format format, const GptqOptions& options = {},
+                          const Call& call = {}) {
+  const auto a = detail::args_of_gptq_quantize(weight, hessian, q, scale, format, options);
+  detail::run(qf_gptq_quantize, qf_gptq_quantize_workspace, a, call, q.device());
+}
+inline size_t gptq_quantize_workspace(const ConstTensor& weight, const ConstTensor& hessian, const Tensor& q,
+                                      const Tensor& scale, Format format, const GptqOptions& options = {},
+                                      const Call& call = {}) {
+  const auto a = detail::args_of_gptq_quantize(weight, hessian, q, scale, format, options);
+  return detail::workspace_bytes(qf_gptq_quantize_workspace, a, call);
+}
+inline std::string explain_gptq_quantize(const ConstTensor& weight, const ConstTensor& hessian,
+                                         const Tensor& q, const Tensor& scale, Format format,
+                                         const GptqOptions& options = {}, const Call& call = {}) {
+  const auto a = detail::args_of_gptq_quantize(weight, hessian, q, scale, format, options);
+  return detail::explain(qf_gptq_quantize_explain, a, call);
+}
+
+struct AwqOptions {
+  int32_t bits = 0;     // fewer than the format has; 0: all
+  int64_t group = 128;  // columns that share a scale; 0: the whole row
+  bool is_asymmetric = false;
+  int32_t grid = 20;      // exponents tried are i / grid
+  ConstTensor act_scale;  // f32 [k]: mean |x| of each channel; absent: that of x
+  Tensor clip;            // out: f32 [n, ceil(k/group)]
+  Tensor loss;            // out: f32 [grid + 1]
+};
+
+namespace detail {
+inline qf_awq_search_args args_of_awq_search(const ConstTensor& weight, const ConstTensor& x,
+                                             const Tensor& channel_scale, Format format,
+                                             const AwqOptions& options) {
+  qf_awq_search_args a = {};
+  a.weight = weight.get();
+  a.x = x.get();
+  a.act_scale = options.act_scale.get();
+  a.format = static_cast<qf_format>(format);
+  a.bits = options.bits;
+  a.group = options.group;
+  a.is_asymmetric = options.is_asymmetric;
+  a.grid = options.grid;
+  a.channel_scale = channel_scale.get();
+  a.clip = options.clip.get();
+  a.loss = options.loss.get();
+  return a;
+}
+}  // namespace detail
+
+// AWQ: factors of the input channels with which weight * channel_scale loses least when it is quantized. CPU
+// only.
+//   weight         in   float [n, k]
+//   x              in   float [t, k]: sampled inputs
+//   channel_scale  out  f32 [k]
+inline void awq_search(const ConstTensor& weight, const ConstTensor& x, const Tensor& channel_scale,
+                       Format format, const AwqOptions& options = {}, const Call& call = {}) {
+  const auto a = detail::args_of_awq_search(weight, x, channel_scale, format, options);
+  detail::run(qf_awq_search, qf_awq_search_workspace, a, call, channel_scale.device());
+}
+inline size_t awq_search_workspace(const ConstTensor& weight, const ConstTensor& x,
+                                   const Tensor& channel_scale, Format format, const AwqOptions& options = {},
+                                   const Call& call = {}) {
+  const auto a = detail::args_of_awq_search(weight, x, channel_scale, format, options);
+  return detail::workspace_bytes(qf_awq_search_workspace, a, call);
+}
+inline std::string explain_awq_search(const ConstTensor& weight, const ConstTensor& x,
+                                      const Tensor& channel_scale, Format format,
+                                      const AwqOptions& options = {}, const Call& call = {}) {
+  const auto a = detail::args_of_awq_search(weight, x, channel_scale, format, options);
+  return detail::explain(qf_awq_search_explain, a, call);
+}
+
 }  // namespace v0
 }  // namespace quantfuse
 

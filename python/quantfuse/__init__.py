@@ -22,6 +22,7 @@ and returns outputs of the same family: torch tensors for torch tensors, NumPy a
 
 from typing import TYPE_CHECKING, Any
 
+from ._calibrate import AwqResult, GptqResult, awq_search, gptq_quantize
 from ._library import (
     Explanation,
     explain,
@@ -46,6 +47,7 @@ from ._quantize import (
 )
 from ._scheme import SCHEMES, Scheme
 from ._weight import QuantizedWeight
+from .calibration import calibrate_and_quantize
 
 if TYPE_CHECKING:
     from . import nn as nn
@@ -83,14 +85,19 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "SCHEMES",
+    "AwqResult",
     "Explanation",
+    "GptqResult",
     "Quantized",
     "QuantizedWeight",
     "Scheme",
+    "awq_search",
+    "calibrate_and_quantize",
     "dequantize_tensor",
     "explain",
     "gated_act",
     "get_num_threads",
+    "gptq_quantize",
     "info",
     "int4_matmul",
     "int8_matmul",

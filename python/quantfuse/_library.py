@@ -59,6 +59,8 @@ LINEAR = Operation("linear")
 LINEAR_BACKWARD = Operation("linear_backward")
 RMS_NORM = Operation("rms_norm")
 GATED_ACT = Operation("gated_act")
+GPTQ_QUANTIZE = Operation("gptq_quantize")
+AWQ_SEARCH = Operation("awq_search")
 
 weight_packed_bytes = _function("weight_packed_bytes", release_gil=False)
 weight_pack = _function("weight_pack", release_gil=True)

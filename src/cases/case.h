@@ -128,6 +128,30 @@ struct GatedActSpec {
   Data data = Data::normal;
 };
 
+struct GptqQuantizeSpec {
+  std::string name;
+  qf_format format = QF_INT4;
+  int32_t bits = 0;
+  int64_t group = 128;
+  qf_scale_mode mode = QF_SCALE_DYNAMIC;
+  qf_act_order act_order = QF_ACT_ORDER_NONE;
+  double damping = 0;
+  bool is_asymmetric = false, has_unseen_columns = false;
+  qf_dtype dtype = {2, 32, 1};
+  int64_t n = 0, k = 0, row_padding = 0;
+};
+
+struct AwqSearchSpec {
+  std::string name;
+  qf_format format = QF_INT4;
+  int32_t bits = 0;
+  int64_t group = 128;
+  bool is_asymmetric = false, has_act_scale = false, wants_clip = false;
+  int32_t grid = 0;
+  qf_dtype dtype = {2, 32, 1};
+  int64_t t = 0, n = 0, k = 0, row_padding = 0;
+};
+
 using CasePtr = std::unique_ptr<Case>;
 CasePtr make_case(const QuantizeSpec&);
 CasePtr make_case(const DequantizeSpec&);
@@ -136,6 +160,8 @@ CasePtr make_case(const LinearSpec&);
 CasePtr make_case(const LinearBackwardSpec&);
 CasePtr make_case(const RmsNormSpec&);
 CasePtr make_case(const GatedActSpec&);
+CasePtr make_case(const GptqQuantizeSpec&);
+CasePtr make_case(const AwqSearchSpec&);
 
 // The small and nasty cases of an operation: 0, 1, tile +- 1, odd strides, outliers, every combination of
 // options.

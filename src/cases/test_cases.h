@@ -42,5 +42,7 @@ std::vector<CasePtr> linear_test_cases();
 std::vector<CasePtr> linear_backward_test_cases();
 std::vector<CasePtr> rms_norm_test_cases();
 std::vector<CasePtr> gated_act_test_cases();
+std::vector<CasePtr> gptq_quantize_test_cases();
+std::vector<CasePtr> awq_search_test_cases();
 
 }  // namespace quantfuse::cases

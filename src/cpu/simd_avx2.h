@@ -14,7 +14,11 @@
 
 namespace quantfuse {
 
+struct Avx2Double;
+
 struct Avx2 {
+  using Number = float;
+  using Double = Avx2Double;
   using F = __m256;
   using I = __m256i;
   // Accumulators of dot4. A type of 32-bit lanes of its own: an array of I, which the compiler sees as 64-bit
@@ -254,6 +258,19 @@ struct Avx2 {
     store(some, v);
     if (n > 0) __builtin_memcpy(p, some, static_cast<size_t>(n) * sizeof(T));
   }
+};
+
+// 4 doubles, for sums that float32 is too coarse for.
+struct Avx2Double {
+  using F = __m256d;
+  using Number = double;
+  static constexpr int kLanes = 4;
+  static constexpr int kRegisters = 16;
+  QF_SIMD F set1(double x) { return _mm256_set1_pd(x); }
+  QF_SIMD F load(const double* p) { return _mm256_loadu_pd(p); }
+  QF_SIMD void store(double* p, F v) { _mm256_storeu_pd(p, v); }
+  QF_SIMD F fma(F a, F b, F c) { return _mm256_fmadd_pd(a, b, c); }    // a * b + c
+  QF_SIMD F fnma(F a, F b, F c) { return _mm256_fnmadd_pd(a, b, c); }  // c - a * b
 };
 
 }  // namespace quantfuse

@@ -14,7 +14,11 @@
 
 namespace quantfuse {
 
+struct Avx512Double;
+
 struct Avx512 {
+  using Number = float;
+  using Double = Avx512Double;
   using F = __m512;
   using I = __m512i;
   // Accumulators of dot4. A type of 32-bit lanes of its own: an array of I, which the compiler sees as 64-bit
@@ -204,6 +208,19 @@ struct Avx512 {
     const I quiet = or_(u, set1(0x400000));
     return _mm512_cvtepi32_epi16(shr<16>(select(is_nan(v), quiet, rounded)));
   }
+};
+
+// 8 doubles, for sums that float32 is too coarse for.
+struct Avx512Double {
+  using F = __m512d;
+  using Number = double;
+  static constexpr int kLanes = 8;
+  static constexpr int kRegisters = 32;
+  QF_SIMD F set1(double x) { return _mm512_set1_pd(x); }
+  QF_SIMD F load(const double* p) { return _mm512_loadu_pd(p); }
+  QF_SIMD void store(double* p, F v) { _mm512_storeu_pd(p, v); }
+  QF_SIMD F fma(F a, F b, F c) { return _mm512_fmadd_pd(a, b, c); }    // a * b + c
+  QF_SIMD F fnma(F a, F b, F c) { return _mm512_fnmadd_pd(a, b, c); }  // c - a * b
 };
 
 }  // namespace quantfuse

@@ -360,6 +360,40 @@ const Operation<qf_gated_act_args> gated_act_op = {[](Reader& in, qf_gated_act_a
                                                    qf_gated_act, qf_gated_act_workspace,
                                                    qf_gated_act_explain};
 
+const Operation<qf_gptq_quantize_args> gptq_quantize_op = {[](Reader& in, qf_gptq_quantize_args& a) {
+                                                             a.weight = in.tensor();
+                                                             a.hessian = in.tensor();
+                                                             a.format = in.choice<qf_format>();
+                                                             a.bits = static_cast<int32_t>(in.integer());
+                                                             a.group = in.integer();
+                                                             a.scale_mode = in.choice<qf_scale_mode>();
+                                                             a.act_order = in.choice<qf_act_order>();
+                                                             a.damping = in.real();
+                                                             a.q = in.tensor();
+                                                             a.scale = in.tensor();
+                                                             a.zero = in.tensor();
+                                                             a.g_idx = in.tensor();
+                                                             a.loss = in.tensor();
+                                                           },
+                                                           qf_gptq_quantize, qf_gptq_quantize_workspace,
+                                                           qf_gptq_quantize_explain};
+
+const Operation<qf_awq_search_args> awq_search_op = {[](Reader& in, qf_awq_search_args& a) {
+                                                       a.weight = in.tensor();
+                                                       a.x = in.tensor();
+                                                       a.act_scale = in.tensor();
+                                                       a.format = in.choice<qf_format>();
+                                                       a.bits = static_cast<int32_t>(in.integer());
+                                                       a.group = in.integer();
+                                                       a.is_asymmetric = static_cast<int32_t>(in.integer());
+                                                       a.grid = static_cast<int32_t>(in.integer());
+                                                       a.channel_scale = in.tensor();
+                                                       a.clip = in.tensor();
+                                                       a.loss = in.tensor();
+                                                     },
+                                                     qf_awq_search, qf_awq_search_workspace,
+                                                     qf_awq_search_explain};
+
 // ---- Weights and tensors ----
 
 int64_t weight_packed_bytes(Reader in) {
@@ -420,6 +454,8 @@ QF_EXPORT_OPERATION(linear)
 QF_EXPORT_OPERATION(linear_backward)
 QF_EXPORT_OPERATION(rms_norm)
 QF_EXPORT_OPERATION(gated_act)
+QF_EXPORT_OPERATION(gptq_quantize)
+QF_EXPORT_OPERATION(awq_search)
 
 QF_EXPORT(weight_packed_bytes, result = weight_packed_bytes(in))
 QF_EXPORT(weight_pack, weight_pack(in))

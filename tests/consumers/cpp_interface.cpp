@@ -282,6 +282,34 @@ void test_producers() {
   gated_act_workspace(ConstTensor(x, {m, 2 * n}), Tensor(y, {m, n}));
 }
 
+void test_calibration() {
+  const int64_t n = 3, k = 8;
+  const std::vector<float> w = ramp(n * k, 7);
+  std::vector<float> identity(k * k), scale(n), loss(n), channel_scale(k), back(n * k);
+  for (int64_t i = 0; i < k; ++i) identity[i * k + i] = 1;
+  std::vector<int8_t> q(n * k);
+  GptqOptions gptq;
+  gptq.group = 0;
+  gptq.loss = Tensor(loss, {n});
+  const ConstTensor weight(w, {n, k}), hessian(identity, {k, k});
+  gptq_quantize(weight, hessian, Tensor(q, {n, k}), Tensor(scale, {n}), Format::int8, gptq);
+  dequantize(Tensor(q, {n, k}), Tensor(scale, {n}), Tensor(back, {n, k}), Format::int8, per_row());
+  expect(near(back, w, 3.0 / 127), "gptq_quantize");
+  expect(gptq_quantize_workspace(weight, hessian, Tensor(q, {n, k}), Tensor(scale, {n}), Format::int8, gptq) >
+                 0 ||
+             explain_gptq_quantize(weight, hessian, Tensor(q, {n, k}), Tensor(scale, {n}), Format::int8, gptq)
+                     .find("_ref") != std::string::npos,
+         "gptq_quantize_workspace");
+
+  // Inputs of equal size in every channel leave nothing to scale.
+  const AwqOptions awq;
+  awq_search(weight, hessian, Tensor(channel_scale, {k}), Format::int4, awq);
+  expect(near(channel_scale, std::vector<float>(k, 1.0f), 1e-6), "awq_search");
+  expect(explain_awq_search(weight, hessian, Tensor(channel_scale, {k}), Format::int4, awq).front() == '{',
+         "explain_awq_search");
+  awq_search_workspace(weight, hessian, Tensor(channel_scale, {k}), Format::int4, awq);
+}
+
 }  // namespace
 
 int main() {
@@ -291,6 +319,7 @@ int main() {
   test_products();
   test_linear();
   test_producers();
+  test_calibration();
   std::printf("C++ interface: %d failures\n", failures);
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
