@@ -454,6 +454,38 @@ TEST(QuantizeFolder, NamesWhatIsNotFiniteAndLeavesNothing) {
   }
 }
 
+// ---- Memory ----
+
+// A field of /proc/self/status, in bytes; 0 where there is none.
+int64_t process_bytes(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(field + ":")) return std::atoll(line.c_str() + field.size() + 1) * 1024;
+  }
+  return 0;
+}
+
+TEST(QuantizeMemory, IsOneTensorAndItsResult) {
+  const TemporaryFolder folder;
+  constexpr int64_t kTensorBytes = 2048 * 2048 * 4, kSlack = 8'000'000;
+  {
+    std::vector<NewTensor> tensors;
+    for (const char* name : {"a.weight", "b.weight", "c.weight", "d.weight", "e.weight", "f.weight"}) {
+      tensors.push_back(float_tensor(name, {2048, 2048}, Type::f32));
+    }
+    write_safetensors(folder / "model.safetensors", tensors);
+  }
+  for (const char* group : {"channel", "tensor"}) {
+    // The pages of this process are those of its peak from here on.
+    if (!(std::ofstream("/proc/self/clear_refs") << 5).flush()) GTEST_SKIP() << "the peak cannot be reset";
+    const int64_t before = process_bytes("VmRSS");
+    quantize(folder / "model.safetensors", folder / group, run_of("fp8", group));
+    const int64_t taken = process_bytes("VmHWM") - before;
+    EXPECT_LT(taken, kTensorBytes + kTensorBytes / 4 + kSlack) << group;  // of 6 tensors
+    EXPECT_GT(taken, 0);
+  }
+}
+
 TEST(QuantizeInput, MayBeUnaligned) {
   const TemporaryFolder folder;
   const NewTensor weight = float_tensor("a.weight", {33, 128}, Type::bf16);

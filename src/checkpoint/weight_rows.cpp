@@ -8,7 +8,9 @@
 
 #include "checkpoint/error.h"
 #include "checkpoint/scale_grid.h"
+#include "checkpoint/vectors.h"
 #include "formats/codes.h"
+#include "formats/quantizer.h"
 
 namespace quantfuse::checkpoint {
 namespace {
@@ -25,7 +27,7 @@ struct View {
   View(const void* data, qf_dtype dtype, int64_t rows, int64_t cols) : shape{rows, cols} {
     tensor = {const_cast<void*>(data), {QF_CPU, 0}, 2, dtype, shape, nullptr, 0};
   }
-  View(const View&) = delete;
+  View(const View&) = delete;  // `tensor` points to `shape`
   View& operator=(const View&) = delete;
   int64_t shape[2];
   qf_tensor tensor;
@@ -53,14 +55,82 @@ ScaleRange scale_range(Type type, const Scheme& scheme) {
 
 void round_scales(std::vector<float>& scales, Type type, const Scheme& scheme) {
   const auto [smallest, largest] = scale_range(type, scheme);
-  for (float& scale : scales) scale = std::clamp(round_to(type, scale), smallest, largest);
+  // NaN, which only numbers that are not finite bring, becomes the smallest: the error then names the number.
+  for (float& scale : scales) scale = std::min(std::max(smallest, round_to(type, scale)), largest);
+}
+
+// ---- Scales ----
+
+struct Range {
+  float low = 0, high = 0;
+};
+
+// Of numbers of 16 bits the largest magnitude is that of the largest bits, without their sign.
+template <class T>
+QF_VECTORIZED inline Range range_of_bits(const T* numbers, int64_t count) {
+  uint16_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int64_t i = 0; i < count; ++i) {
+    const auto magnitude = static_cast<uint16_t>(numbers[i].bits & 0x7fff);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return {0, to_float(T{largest})};
+}
+
+template <class T>
+QF_VECTORIZED inline Range range_of_floats(const T* numbers, int64_t count) {
+  float low = 0, high = 0;
+#pragma omp simd reduction(min : low) reduction(max : high)
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = to_float(numbers[i]);
+    low = x < low ? x : low;
+    high = x > high ? x : high;
+  }
+  return {low, high};
+}
+
+// The scales that hold the largest number of each block, by the rule of the quantize kernels, rounded to
+// `type`. The kernels would find them too, but compute codes for the scales before they are rounded on the
+// way.
+template <class T>
+void choose_scales(const T* numbers, const Scheme& scheme, Type type, WeightRows& rows) {
+  const ScaleGrid grid = scale_grid(rows.count, rows.k, scheme.block);
+  const int64_t block_rows = scheme.block.rows ? scheme.block.rows : rows.count;
+  const int64_t block_cols = scheme.block.cols ? scheme.block.cols : rows.k;
+  std::vector<Range> ranges(static_cast<size_t>(grid.rows * grid.cols));
+  with_vectors([&]() QF_VECTORIZED {
+    for (int64_t row = 0; row < rows.count; ++row) {
+      Range* band = ranges.data() + row / block_rows * grid.cols;
+      for (int64_t col = 0; col < rows.k; col += block_cols) {
+        const T* begin = numbers + row * rows.k + col;
+        const int64_t count = rows.k - col < block_cols ? rows.k - col : block_cols;
+        Range found;
+        if constexpr (sizeof(T) == 2) {
+          found = scheme.is_asymmetric ? range_of_floats(begin, count) : range_of_bits(begin, count);
+        } else {
+          found = range_of_floats(begin, count);
+        }
+        Range& range = band[col / block_cols];
+        range = {found.low < range.low ? found.low : range.low,
+                 found.high < range.high ? range.high : found.high};
+      }
+    }
+  });
+  const auto kind = scheme.is_asymmetric ? quantize::ScaleKind::asymmetric : quantize::ScaleKind::symmetric;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const auto [low, high] = ranges[i];
+    const quantize::Quantizer found = quantizer_from_range(kind, code_range(scheme.format), low, high);
+    rows.scale[i] = found.scale;
+    if (scheme.is_asymmetric) rows.zero[i] = static_cast<int8_t>(found.zero);
+  }
+  round_scales(rows.scale, type, scheme);
 }
 
 // ---- Errors ----
 
+// The squares in float32: of a row, so that no sum is so long that what it loses would show.
 template <class T, class D>
-__attribute__((always_inline)) inline SquaredError float_error(const T* numbers, const D* decoded,
-                                                               int64_t count) {
+QF_VECTORIZED inline SquaredError float_error(const T* numbers, const D* decoded, int64_t count) {
   float error = 0, norm = 0;
 #pragma omp simd reduction(+ : error, norm)
   for (int64_t i = 0; i < count; ++i) {
@@ -69,31 +139,6 @@ __attribute__((always_inline)) inline SquaredError float_error(const T* numbers,
     norm += x * x;
   }
   return {error, norm};
-}
-
-// The same code, compiled for vectors that the processor may have: this is a third of the work otherwise.
-#if defined(__x86_64__)
-template <class T, class D>
-__attribute__((target("avx512f,avx512bw"))) SquaredError float_error_avx512(const T* numbers,
-                                                                            const D* decoded, int64_t count) {
-  return float_error(numbers, decoded, count);
-}
-template <class T, class D>
-__attribute__((target("avx2,fma"))) SquaredError float_error_avx2(const T* numbers, const D* decoded,
-                                                                  int64_t count) {
-  return float_error(numbers, decoded, count);
-}
-#endif
-
-template <class T, class D>
-SquaredError float_error_of_row(const T* numbers, const D* decoded, int64_t count) {
-#if defined(__x86_64__)
-  static const bool has_avx512 = __builtin_cpu_supports("avx512bw"),
-                    has_avx2 = __builtin_cpu_supports("avx2");
-  if (has_avx512) return float_error_avx512(numbers, decoded, count);
-  if (has_avx2) return float_error_avx2(numbers, decoded, count);
-#endif
-  return float_error(numbers, decoded, count);
 }
 
 // Numbers whose squares leave the range of float.
@@ -107,26 +152,33 @@ SquaredError double_error(const T* numbers, const D* decoded, int64_t count) {
   return sum;
 }
 
+// Rows [first, first + count) of a weight.
+struct Slice {
+  int64_t first, count, k;
+};
+
 template <class T>
-void expect_finite(const Tensor& weight, const T* numbers, const WeightRows& rows) {
-  for (int64_t i = 0; i < rows.count * rows.k; ++i) {
+void expect_finite(const Tensor& weight, const T* numbers, const Slice& slice) {
+  for (int64_t i = 0; i < slice.count * slice.k; ++i) {
     if (is_finite(to_float(numbers[i]))) continue;
-    const int64_t row = rows.first + i / rows.k, col = i % rows.k;
+    const int64_t row = slice.first + i / slice.k, col = i % slice.k;
     fail(fmt::format("{} has {} at [{}, {}]: only finite numbers can be quantized", printable(weight.name),
                      to_float(numbers[i]), row, col));
   }
 }
 
 template <class T, class D>
-SquaredError error_of(const Tensor& weight, const T* numbers, const D* decoded, const WeightRows& rows) {
-  SquaredError sum;
-  // A row at a time, so that a long sum of float32 loses nothing that shows.
-  for (int64_t row = 0; row < rows.count; ++row) {
-    sum.add(float_error_of_row(numbers + row * rows.k, decoded + row * rows.k, rows.k));
-  }
+SquaredError error_of(const Tensor& weight, const T* numbers, const D* decoded, const Slice& slice) {
+  SquaredError sum = with_vectors([&]() QF_VECTORIZED {
+    SquaredError of_rows;
+    for (int64_t row = 0; row < slice.count; ++row) {
+      of_rows.add(float_error(numbers + row * slice.k, decoded + row * slice.k, slice.k));
+    }
+    return of_rows;
+  });
   if (!std::isfinite(sum.norm) || !std::isfinite(sum.error)) {
-    expect_finite(weight, numbers, rows);
-    sum = double_error(numbers, decoded, rows.count * rows.k);
+    expect_finite(weight, numbers, slice);
+    sum = double_error(numbers, decoded, slice.count * slice.k);
   }
   return sum;
 }
@@ -141,8 +193,9 @@ auto as_floats(Type type, const void* data, const Visit& visit) {
   }
 }
 
-// ---- The rows where they lie, or a copy where a file has them unaligned ----
+// ---- Calls ----
 
+// The rows where they lie, or a copy where a file has them unaligned.
 const void* aligned_input(const Tensor& weight, WeightRows& rows) {
   const int64_t each = type_info(weight.type).bytes, row_bytes = rows.k * each;
   const uint8_t* data = weight.bytes.data() + rows.first * row_bytes;
@@ -151,59 +204,102 @@ const void* aligned_input(const Tensor& weight, WeightRows& rows) {
   return rows.input.data();
 }
 
+View scale_view(const WeightRows& rows, const Scheme& scheme) {
+  const ScaleGrid grid = scale_grid(rows.count, rows.k, scheme.block);
+  if (scheme.has_e8m0_scale) return View(rows.scale_e8m0.data(), kU8, grid.rows, grid.cols);
+  return View(rows.scale.data(), kF32, grid.rows, grid.cols);
+}
+
+View zero_view(const WeightRows& rows, const Scheme& scheme) {
+  const ScaleGrid grid = scale_grid(rows.count, rows.k, scheme.block);
+  return View(rows.zero.data(), kI8, grid.rows, grid.cols);
+}
+
+// Codes of `slice`, whose first row is that many rows behind the first of `rows`.
+View code_view(const WeightRows& rows, const Scheme& scheme, const Slice& slice) {
+  const int64_t cols = row_bytes(scheme.format, rows.k);
+  return View(rows.codes.data() + (slice.first - rows.first) * cols, scheme.format == QF_INT8 ? kI8 : kU8,
+              slice.count, cols);
+}
+
+void compute_codes(const Tensor& weight, const void* input, const Scheme& scheme, Method method,
+                   Type scale_type, WeightRows& rows) {
+  const View x(input, float_dtype(weight.type), rows.count, rows.k);
+  const View q = code_view(rows, scheme, {rows.first, rows.count, rows.k});
+  const View scale = scale_view(rows, scheme), zero = zero_view(rows, scheme);
+  qf_quantize_args args = {};
+  args.x = &x.tensor, args.q = &q.tensor, args.scale = &scale.tensor;
+  args.format = scheme.format;
+  args.block = scheme.block;
+  if (scheme.is_asymmetric) args.zero = &zero.tensor;
+  const bool rounds_scales = !scheme.has_e8m0_scale && scale_type != Type::f32;
+  if (!rounds_scales || method == Method::mse) {
+    args.scale_mode = method == Method::mse ? QF_SCALE_MSE : QF_SCALE_DYNAMIC;
+    expect_ok(qf_quantize(&args, nullptr), weight);
+    if (rounds_scales) round_scales(rows.scale, scale_type, scheme);
+  } else {
+    as_floats(weight.type, input,
+              [&](const auto* numbers) { choose_scales(numbers, scheme, scale_type, rows); });
+  }
+  if (rounds_scales) {
+    args.scale_mode = QF_SCALE_STATIC;
+    expect_ok(qf_quantize(&args, nullptr), weight);
+  }
+}
+
+// The slice is all of `rows`, or some of them under a scale that all rows share.
+SquaredError decode_and_compare(const Tensor& weight, const void* input, const Scheme& scheme, Type type,
+                                const Slice& slice, WeightRows& rows) {
+  rows.decoded.resize(static_cast<size_t>(slice.count * rows.k * type_info(type).bytes));
+  const View q = code_view(rows, scheme, slice);
+  const View scale = scale_view(rows, scheme), zero = zero_view(rows, scheme);
+  const View decoded(rows.decoded.data(), float_dtype(type), slice.count, rows.k);
+  qf_dequantize_args args = {};
+  args.q = &q.tensor, args.scale = &scale.tensor, args.x = &decoded.tensor;
+  args.format = scheme.format;
+  args.block = scheme.block;
+  if (scheme.is_asymmetric) args.zero = &zero.tensor;
+  expect_ok(qf_dequantize(&args, nullptr), weight);
+  return as_floats(weight.type, input, [&](const auto* numbers) {
+    const auto* of_slice = numbers + (slice.first - rows.first) * rows.k;
+    return as_floats(type, rows.decoded.data(),
+                     [&](const auto* back) { return error_of(weight, of_slice, back, slice); });
+  });
+}
+
+int64_t rows_in_cache(const Tensor& weight) {
+  return kPieceBytes / std::max<int64_t>(weight.size(1) * type_info(weight.type).bytes, 1);
+}
+
 }  // namespace
 
 double SquaredError::relative() const { return norm > 0 ? std::sqrt(error / norm) : 0; }
 
 int64_t rows_of_piece(const Scheme& scheme, const Tensor& weight) {
-  const int64_t n = weight.size(0), row_bytes = weight.size(1) * type_info(weight.type).bytes;
-  if (scheme.block.rows == 0) return std::max<int64_t>(n, 1);
+  if (scheme.block.rows == 0) return std::max<int64_t>(weight.size(0), 1);
   const int64_t step = std::max(kPackedRows, scheme.block.rows);
-  return std::max(step, kPieceBytes / std::max<int64_t>(row_bytes, 1) / step * step);
+  return std::max(step, rows_in_cache(weight) / step * step);
 }
 
 SquaredError quantize_rows(const Tensor& weight, const Scheme& scheme, Method method, Type scale_type,
                            WeightRows& rows) {
-  const int64_t m = rows.count, k = rows.k, code_cols = row_bytes(scheme.format, k);
-  const ScaleGrid grid = scale_grid(m, k, scheme.block);
+  const ScaleGrid grid = scale_grid(rows.count, rows.k, scheme.block);
   const auto num_scales = static_cast<size_t>(grid.rows * grid.cols);
-  rows.codes.resize(static_cast<size_t>(m * code_cols));
+  rows.codes.resize(static_cast<size_t>(rows.count * row_bytes(scheme.format, rows.k)));
   (scheme.has_e8m0_scale ? rows.scale_e8m0.resize(num_scales) : rows.scale.resize(num_scales));
   if (scheme.is_asymmetric) rows.zero.resize(num_scales);
-  rows.decoded.resize(static_cast<size_t>(m * k * type_info(scale_type).bytes));
 
   const void* input = aligned_input(weight, rows);
-  const View x(input, float_dtype(weight.type), m, k);
-  const View q(rows.codes.data(), scheme.format == QF_INT8 ? kI8 : kU8, m, code_cols);
-  const View scale(
-      scheme.has_e8m0_scale ? static_cast<const void*>(rows.scale_e8m0.data()) : rows.scale.data(),
-      scheme.has_e8m0_scale ? kU8 : kF32, grid.rows, grid.cols);
-  const View zero(rows.zero.data(), kI8, grid.rows, grid.cols);
-  const View decoded(rows.decoded.data(), float_dtype(scale_type), m, k);
-
-  qf_quantize_args quantize = {};
-  quantize.x = &x.tensor, quantize.q = &q.tensor, quantize.scale = &scale.tensor;
-  quantize.format = scheme.format;
-  quantize.block = scheme.block;
-  quantize.scale_mode = method == Method::mse ? QF_SCALE_MSE : QF_SCALE_DYNAMIC;
-  if (scheme.is_asymmetric) quantize.zero = &zero.tensor;
-  expect_ok(qf_quantize(&quantize, nullptr), weight);
-  if (!scheme.has_e8m0_scale && scale_type != Type::f32) {
-    round_scales(rows.scale, scale_type, scheme);
-    quantize.scale_mode = QF_SCALE_STATIC;
-    expect_ok(qf_quantize(&quantize, nullptr), weight);
+  compute_codes(weight, input, scheme, method, scale_type, rows);
+  // Under one scale for all rows, which are a whole tensor then, the decoded numbers need not be there at
+  // once.
+  const int64_t step = scheme.block.rows == 0 ? std::max<int64_t>(rows_in_cache(weight), 1) : rows.count;
+  SquaredError sum;
+  for (int64_t first = 0; first < rows.count; first += step) {
+    const Slice slice{rows.first + first, std::min(step, rows.count - first), rows.k};
+    sum.add(decode_and_compare(weight, input, scheme, scale_type, slice, rows));
   }
-
-  qf_dequantize_args dequantize = {};
-  dequantize.q = &q.tensor, dequantize.scale = &scale.tensor, dequantize.zero = quantize.zero;
-  dequantize.x = &decoded.tensor;
-  dequantize.format = scheme.format;
-  dequantize.block = scheme.block;
-  expect_ok(qf_dequantize(&dequantize, nullptr), weight);
-  return as_floats(weight.type, input, [&](const auto* numbers) {
-    return as_floats(scale_type, rows.decoded.data(),
-                     [&](const auto* back) { return error_of(weight, numbers, back, rows); });
-  });
+  return sum;
 }
 
 }  // namespace quantfuse::checkpoint

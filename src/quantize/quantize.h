@@ -7,7 +7,7 @@
 #include "core/kernel.h"
 #include "core/operation.h"
 #include "formats/codes.h"
-#include "quantize/quantizer.h"
+#include "formats/quantizer.h"
 
 namespace quantfuse::quantize {
 

@@ -15,6 +15,7 @@
 #include "checkpoint/error.h"
 #include "checkpoint/import.h"
 #include "checkpoint/parallel.h"
+#include "checkpoint/vectors.h"
 #include "core/dtype.h"
 
 namespace quantfuse::checkpoint {
@@ -33,7 +34,7 @@ constexpr int kLanes = 8;  // squares that are turned side by side: loops that c
 // Of every square of 2 kDistance x 2 kDistance nibbles, the upper right quarter and the lower left one change
 // places. `low` has the left halves' bits.
 template <int kDistance>
-void swap_quarters(uint32_t (&rows)[8][kLanes], uint32_t low) {
+QF_VECTORIZED inline void swap_quarters(uint32_t (&rows)[8][kLanes], uint32_t low) {
   for (int i = 0; i < 8; ++i) {
     if (i & kDistance) continue;
     uint32_t* __restrict upper = rows[i], * __restrict lower = rows[i + kDistance];
@@ -46,7 +47,7 @@ void swap_quarters(uint32_t (&rows)[8][kLanes], uint32_t low) {
 }
 
 // Rows of matrices of 8 x 8 nibbles, one per lane, become their columns.
-void transpose_nibbles(uint32_t (&rows)[8][kLanes]) {
+QF_VECTORIZED inline void transpose_nibbles(uint32_t (&rows)[8][kLanes]) {
   swap_quarters<4>(rows, 0x0000ffffu);
   swap_quarters<2>(rows, 0x00ff00ffu);
   swap_quarters<1>(rows, 0x0f0f0f0fu);
@@ -58,7 +59,7 @@ constexpr int64_t kInputs = 128;  // codes of a cache line
 struct Tile {
   uint32_t codes[kLanes * 8][kInputs / 8];
 
-  void load(const Parts& p, int64_t first, int64_t word) {
+  QF_VECTORIZED void load(const Parts& p, int64_t first, int64_t word) {
     const int64_t num_words = p.n / 8, num_inputs = std::min(kInputs, p.k - first);
     const auto num_lanes = static_cast<size_t>(std::min<int64_t>(kLanes, num_words - word));
     for (int64_t i = 0; i < num_inputs; i += 8) {
@@ -80,7 +81,7 @@ std::vector<uint8_t> load_codes(const Parts& p) {
   const int64_t row_bytes = quantfuse::row_bytes(QF_INT4, p.k), num_words = p.n / 8;
   std::vector<uint8_t> codes(static_cast<size_t>(p.n * row_bytes));
   const auto load_tile = [&](Tile& tile, int64_t first, int64_t word) {
-    tile.load(p, first, word);
+    with_vectors([&]() QF_VECTORIZED { tile.load(p, first, word); });
     // Whole lines at once: rows are often a power of two apart, and few such lines fit into the first cache.
     const auto size = static_cast<size_t>((std::min(kInputs, p.k - first) + 1) / 2);
     for (int64_t row = 0; row < std::min<int64_t>(kLanes * 8, p.n - word * 8); ++row) {

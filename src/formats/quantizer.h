@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How a block's range becomes its scale and zero point, and the candidates of the MSE search. Shared by every
-// kernel, so that all of them choose among the same scales.
+// kernel and by the writers of checkpoints, so that all of them choose among the same scales.
 #pragma once
 
 #include "formats/codes.h"
