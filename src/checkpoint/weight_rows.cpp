@@ -59,6 +59,18 @@ void round_scales(std::vector<float>& scales, Type type, const Scheme& scheme) {
   for (float& scale : scales) scale = std::min(std::max(smallest, round_to(type, scale)), largest);
 }
 
+// ---- Numbers, in loops that compilers make vectors of ----
+
+QF_VECTORIZED inline float number_of(float x) { return x; }
+QF_VECTORIZED inline float number_of(bf16 x) { return to_float(x); }
+// to_float without its branches. What is not finite stays so, whichever it was.
+QF_VECTORIZED inline float number_of(f16 x) {
+  const uint32_t code = x.bits & 0x7fffu, sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
+  const float magnitude = float_from_bits(code << 13) * 0x1p112f;  // from an exponent's bias of 15 to 127
+  const uint32_t is_beyond = (0x7bffu - code) >> 31;
+  return float_from_bits(float_bits(magnitude) | sign | is_beyond * 0x7f800000u);
+}
+
 // ---- Scales ----
 
 struct Range {
@@ -82,7 +94,7 @@ QF_VECTORIZED inline Range range_of_floats(const T* numbers, int64_t count) {
   float low = 0, high = 0;
 #pragma omp simd reduction(min : low) reduction(max : high)
   for (int64_t i = 0; i < count; ++i) {
-    const float x = to_float(numbers[i]);
+    const float x = number_of(numbers[i]);
     low = x < low ? x : low;
     high = x > high ? x : high;
   }
@@ -134,7 +146,7 @@ QF_VECTORIZED inline SquaredError float_error(const T* numbers, const D* decoded
   float error = 0, norm = 0;
 #pragma omp simd reduction(+ : error, norm)
   for (int64_t i = 0; i < count; ++i) {
-    const float x = to_float(numbers[i]), difference = to_float(decoded[i]) - x;
+    const float x = number_of(numbers[i]), difference = number_of(decoded[i]) - x;
     error += difference * difference;
     norm += x * x;
   }
