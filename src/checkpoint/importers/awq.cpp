@@ -29,25 +29,24 @@ struct Parts {
   int64_t n, k, group, num_groups;
 };
 
-constexpr int kLanes = 8;  // squares that are turned side by side: loops that compilers make vectors of
+constexpr int kLanes = 8;  // squares that are turned side by side
+using Lanes = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 
 // Of every square of 2 kDistance x 2 kDistance nibbles, the upper right quarter and the lower left one change
 // places. `low` has the left halves' bits.
 template <int kDistance>
-QF_VECTORIZED inline void swap_quarters(uint32_t (&rows)[8][kLanes], uint32_t low) {
+QF_VECTORIZED inline void swap_quarters(Lanes (&rows)[8], uint32_t low) {
   for (int i = 0; i < 8; ++i) {
     if (i & kDistance) continue;
-    uint32_t* __restrict upper = rows[i], * __restrict lower = rows[i + kDistance];
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const uint32_t moved = ((upper[lane] >> 4 * kDistance) ^ lower[lane]) & low;
-      lower[lane] ^= moved;
-      upper[lane] ^= moved << 4 * kDistance;
-    }
+    Lanes &upper = rows[i], &lower = rows[i + kDistance];
+    const Lanes moved = ((upper >> 4 * kDistance) ^ lower) & low;
+    lower ^= moved;
+    upper ^= moved << 4 * kDistance;
   }
 }
 
 // Rows of matrices of 8 x 8 nibbles, one per lane, become their columns.
-QF_VECTORIZED inline void transpose_nibbles(uint32_t (&rows)[8][kLanes]) {
+QF_VECTORIZED inline void transpose_nibbles(Lanes (&rows)[8]) {
   swap_quarters<4>(rows, 0x0000ffffu);
   swap_quarters<2>(rows, 0x00ff00ffu);
   swap_quarters<1>(rows, 0x0f0f0f0fu);
@@ -57,45 +56,55 @@ constexpr int64_t kInputs = 128;  // codes of a cache line
 
 // Codes of eight words of outputs for 128 inputs, fewer of both at the edges.
 struct Tile {
-  uint32_t codes[kLanes * 8][kInputs / 8];
+  Lanes codes[kInputs / 8][8];  // eight inputs' codes of each output, by its nibble and its word
 
   QF_VECTORIZED void load(const Parts& p, int64_t first, int64_t word) {
     const int64_t num_words = p.n / 8, num_inputs = std::min(kInputs, p.k - first);
-    const auto num_lanes = static_cast<size_t>(std::min<int64_t>(kLanes, num_words - word));
+    const bool is_whole = num_words - word >= kLanes;
+    const auto lane_bytes = static_cast<size_t>(std::min<int64_t>(kLanes, num_words - word) * 4);
     for (int64_t i = 0; i < num_inputs; i += 8) {
-      uint32_t words[8][kLanes] = {};
+      Lanes words[8] = {};
       for (int64_t j = 0; j < std::min<int64_t>(8, num_inputs - i); ++j) {
         const uint8_t* in = p.qweight.bytes.data() + ((first + i + j) * num_words + word) * 4;
-        std::memcpy(words[j], in, num_lanes * 4);
-        for (uint32_t& eight : words[j]) eight ^= 0x88888888u;  // less 8
+        if (is_whole) std::memcpy(&words[j], in, sizeof(Lanes));
+        else std::memcpy(&words[j], in, lane_bytes);
+        words[j] ^= 0x88888888u;  // less 8
       }
       transpose_nibbles(words);
-      for (size_t lane = 0; lane < kLanes; ++lane) {
-        for (size_t j = 0; j < 8; ++j) codes[lane * 8 + j][i / 8] = words[kNibbleOf[j]][lane];
-      }
+      for (int64_t j = 0; j < 8; ++j) codes[i / 8][j] = words[j];
     }
+  }
+
+  // A cache line of the codes of one output.
+  QF_VECTORIZED void store(int64_t output, uint8_t* out, size_t size) const {
+    uint32_t line[kInputs / 8];
+    for (int64_t i = 0; i < kInputs / 8; ++i) line[i] = codes[i][kNibbleOf[output % 8]][output / 8];
+    if (size == sizeof(line)) std::memcpy(out, line, sizeof(line));
+    else std::memcpy(out, line, size);
   }
 };
 
 std::vector<uint8_t> load_codes(const Parts& p) {
   const int64_t row_bytes = quantfuse::row_bytes(QF_INT4, p.k), num_words = p.n / 8;
   std::vector<uint8_t> codes(static_cast<size_t>(p.n * row_bytes));
-  const auto load_tile = [&](Tile& tile, int64_t first, int64_t word) {
-    with_vectors([&]() QF_VECTORIZED { tile.load(p, first, word); });
+  const auto load_tile = [&](Tile& tile, int64_t first, int64_t word) QF_VECTORIZED {
+    tile.load(p, first, word);
     // Whole lines at once: rows are often a power of two apart, and few such lines fit into the first cache.
     const auto size = static_cast<size_t>((std::min(kInputs, p.k - first) + 1) / 2);
-    for (int64_t row = 0; row < std::min<int64_t>(kLanes * 8, p.n - word * 8); ++row) {
-      std::memcpy(codes.data() + (word * 8 + row) * row_bytes + first / 2, tile.codes[row], size);
+    for (int64_t output = 0; output < std::min<int64_t>(kLanes * 8, p.n - word * 8); ++output) {
+      tile.store(output, codes.data() + (word * 8 + output) * row_bytes + first / 2, size);
     }
   };
   // Down strips of 512 outputs, whose pages the processor keeps at hand.
   constexpr int64_t kStrip = 64;
   for_each_piece(ceil_div(num_words, kStrip), num_worker_threads(), [&](int, int64_t piece) {
-    Tile tile;
     const int64_t strip = piece * kStrip, end = std::min(strip + kStrip, num_words);
-    for (int64_t first = 0; first < p.k; first += kInputs) {
-      for (int64_t word = strip; word < end; word += kLanes) load_tile(tile, first, word);
-    }
+    with_vectors([&]() QF_VECTORIZED {
+      Tile tile;
+      for (int64_t first = 0; first < p.k; first += kInputs) {
+        for (int64_t word = strip; word < end; word += kLanes) load_tile(tile, first, word);
+      }
+    });
   });
   return codes;
 }
