@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A checkpoint of floating-point weights as a folder of quantized ones, tensor by tensor. Beyond the mapped
-// input, memory is that of one tensor and its result at most; rows are worked on by all threads, each of
+// A checkpoint of floating-point weights as a folder of quantized ones, tensor by tensor. Memory, that of the
+// mapped input included, is one tensor and its result at most; rows are worked on by all threads, each of
 // which writes its own to their place in the file. Work that was stopped goes on with the first shard that is
 // missing.
 #pragma once
