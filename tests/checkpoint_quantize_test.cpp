@@ -454,6 +454,66 @@ TEST(QuantizeFolder, NamesWhatIsNotFiniteAndLeavesNothing) {
   }
 }
 
+// ---- Our own layout, where it is not what it says ----
+
+struct OwnFile {
+  std::vector<NewTensor> tensors = {{{"m.codes", Type::u8, {4, 16}}, Bytes(64)},
+                                    {{"m.scales", Type::f32, {4, 1}}, bytes_of(std::vector<float>(4, 1.0f))}};
+  nlohmann::json metadata = {{"format", "quantfuse.weight.1"},
+                             {"quantization", "int4"},
+                             {"shape", "4 32"},
+                             {"block", "1 0"},
+                             {"is_gated", "0"}};
+
+  // What reading it back says; "" where all is well.
+  std::string message() const {
+    const TemporaryFolder folder;
+    NewFile file(folder / "model.safetensors");
+    std::vector<TensorHeader> headers;
+    for (const NewTensor& tensor : tensors) headers.push_back(tensor.header);
+    write_safetensors_header(file, headers, {{"m.weight", metadata.dump()}});
+    for (const NewTensor& tensor : tensors) file.write(tensor.data);
+    file.finish();
+    folder.write("config.json", R"({"quantization_config": {"quant_method": "quantfuse"}})");
+    return message_of([&] {
+      const Checkpoint checkpoint(folder.path());
+      import_checkpoint(checkpoint).layers.at(0)->canonical();
+    });
+  }
+};
+
+TEST(OwnLayout, NamesWhatIsWrong) {
+  EXPECT_EQ(OwnFile().message(), "");
+  const auto expect_message = [](const char* expected, const auto& spoil) {
+    OwnFile file;
+    spoil(file);
+    const std::string message = file.message();
+    EXPECT_NE(message.find(expected), std::string::npos) << message << " lacks " << expected;
+  };
+  const auto set = [](const char* key, const char* value) {
+    return [key, value](OwnFile& file) { file.metadata[key] = value; };
+  };
+  expect_message("m.scales is missing", [](OwnFile& file) { file.tensors.pop_back(); });
+  expect_message("m.codes has shape [4, 16], expected [4, 17]", set("shape", "4 33"));
+  expect_message("m.codes has type U8, expected I8", set("quantization", "int8"));
+  expect_message("m.scales has type F32, expected U8", set("quantization", "mxfp4"));
+  expect_message("m.scales has shape [4, 1], expected [4, 2]", set("block", "1 16"));
+  expect_message("expected a format of quantfuse", set("quantization", "int3"));
+  expect_message("expected quantfuse.weight.1", set("format", "quantfuse.weight.9"));
+  for (const char* bad : {"", "4", "4 ", "4 32 1", "4  32", "-4 32", "four 32", "4 99999999999999999999"}) {
+    expect_message("expected two sizes", set("shape", bad));
+  }
+  expect_message("m.zeros has shape [1], expected [4, 1]", [](OwnFile& file) {
+    file.tensors.push_back({{"m.zeros", Type::i8, {1}}, {0}});
+  });
+  expect_message("has the index 5 at 0, out of range", [](OwnFile& file) {
+    file.tensors.push_back({{"m.g_idx", Type::i32, {32}}, bytes_of(std::vector<int32_t>(32, 5))});
+  });
+  expect_message("m.scales is not finite at index 0", [](OwnFile& file) {
+    file.tensors[1].data = bytes_of(std::vector<float>(4, std::numeric_limits<float>::infinity()));
+  });
+}
+
 // ---- Memory ----
 
 // A field of /proc/self/status, in bytes; 0 where there is none.
