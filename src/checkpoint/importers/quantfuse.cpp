@@ -28,8 +28,8 @@ struct StoredFormat {
 
 StoredFormat stored_format(const Settings& metadata) {
   const std::string name = metadata.text("quantization");
-  for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4, QF_FP4_BNB,
-                                 QF_IQ4_NL}) {
+  for (const qf_format format :
+       {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4, QF_FP4_BNB, QF_IQ4_NL}) {
     for (const bool has_e8m0_scale : {false, true}) {
       if (has_e8m0_scale && format != QF_FP8_E4M3 && format != QF_FP4_E2M1) continue;
       if (name == stored_format_name(format, has_e8m0_scale)) return {format, has_e8m0_scale};
@@ -144,6 +144,7 @@ void plan_quantfuse(Plan& plan) {
 }  // namespace
 
 extern const Importer quantfuse_importer;
-const Importer quantfuse_importer{"quantfuse", {}, {".codes", ".scales", ".zeros", ".offsets", ".g_idx"}, plan_quantfuse};
+const Importer quantfuse_importer{
+    "quantfuse", {}, {".codes", ".scales", ".zeros", ".offsets", ".g_idx"}, plan_quantfuse};
 
 }  // namespace quantfuse::checkpoint
