@@ -157,7 +157,7 @@ std::vector<Chain> h200_chains() {
         suite.add("linear");
       }
       chains.push_back(
-          {std::string(model.name) + " (qkv, o, gate_up with SwiGLU, down) " + size_text(m, 0, 0),
+          {std::string(model.name) + " (qkv, o, gate_up with SwiGLU, down) " + "m=" + std::to_string(m),
            suite.take()});
     }
   }
