@@ -105,8 +105,8 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def train_character_model(out_dir: Path, *, progress: bool = False) -> Path:
-    """Trains the model and saves it with its tokenizer as a Transformers folder: about two minutes on two
-    cores. The folder appears whole or not at all."""
+    """Trains the model and saves it with its tokenizer as a Transformers folder, in a few
+    minutes. The folder appears whole or not at all."""
     random_state = torch.random.get_rng_state()
     torch.manual_seed(TRAINING["seed"])
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
