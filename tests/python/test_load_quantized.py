@@ -246,6 +246,6 @@ def test_a_truncated_file_is_an_error(tmp_path):
 def test_what_is_not_a_linear_layer_can_be_refused(tmp_path):
     model = tiny("Llama")
     write_gguf_model(model, "llama", tmp_path / "model.gguf")
-    with pytest.raises(ValueError, match=r"token_embd\.weight .*Embedding, no linear layer; on_inexact='dequantize' would"):
+    with pytest.raises(ValueError, match=r"token_embd\.weight .*Embedding, .*on_inexact='dequantize' would"):
         qf.load_quantized(model, tmp_path / "model.gguf", on_inexact="error")
     assert type(model.lm_head) is nn.Linear
