@@ -37,12 +37,12 @@ def load():
 
 @pytest.fixture(scope="module")
 def exact():
-    return perplexity(load())
+    return perplexity(load(), sequences=64)
 
 
 @pytest.mark.parametrize(("scheme", "bound"), BOUNDS, ids=lambda value: repr(value))
 def test_perplexity(scheme, bound, exact):
-    increase = perplexity(qf.quantize_model(load(), scheme)) / exact - 1
+    increase = perplexity(qf.quantize_model(load(), scheme), sequences=64) / exact - 1
     assert increase < bound
 
 

@@ -127,7 +127,7 @@ class _Loading:
         self._expect_shape(layer.name, layer.shape, target, is_conv1d(module))
         order = self._order(layer.name, layer.shape[0])
         weight = None
-        why = f"is the weight of a {type(module).__name__}"
+        why = f"its module is {type(module).__name__}, no linear layer"
         if is_linear(module) and module is not self.model:
             weight = self.checkpoint.canonical(layer)
             why = f"{layer.format} has no exact linear layer"
