@@ -17,7 +17,7 @@
 
 #include "core/operation.h"
 #include "formats/codes.h"
-#include "quantize/quantizer.h"
+#include "formats/quantizer.h"
 
 namespace quantfuse::awq_search {
 

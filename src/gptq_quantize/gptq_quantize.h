@@ -20,7 +20,7 @@
 
 #include "core/operation.h"
 #include "formats/codes.h"
-#include "quantize/quantizer.h"
+#include "formats/quantizer.h"
 
 namespace quantfuse::gptq_quantize {
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cpu/vector_math.h"
-#include "quantize/quantizer.h"
+#include "formats/quantizer.h"
 
 namespace quantfuse::quantize {
 
