@@ -88,9 +88,9 @@ def measures(own: list[torch.Tensor], exact: list[torch.Tensor]) -> dict[str, fl
     }
 
 
-def perplexity(model: torch.nn.Module) -> float:
+def perplexity(model: torch.nn.Module, sequences: int = 512) -> float:
     """Of held-out text."""
-    own = log_probabilities(model)
+    own = log_probabilities(model, sequences)
     return measures(own, own)["perplexity"]
 
 

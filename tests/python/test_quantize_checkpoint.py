@@ -148,3 +148,19 @@ def test_a_weight_that_is_not_there_is_named(llama: Any, tmp_path: Path) -> None
     _run("quantize", llama[0], tmp_path / "out", "--scheme", "int4", "--format", "quantfuse")
     with pytest.raises(ValueError, match="no weight named 'model_nothing'"):
         qf.QuantizedWeight.load(tmp_path / "out" / "model.safetensors", name="model_nothing")
+
+
+@pytest.mark.parametrize("scheme", ["int4", "int4 with offsets", "int8", "nf4"])
+def test_a_saved_weight_is_dequantized_by_the_command(tmp_path: Path, scheme: str) -> None:
+    rng = np.random.default_rng(3)
+    weight = qf.QuantizedWeight.from_float(
+        rng.standard_normal((24, 128)).astype(np.float32), scheme.split()[0], group=64
+    )
+    if "offsets" in scheme:
+        offsets = rng.standard_normal(weight.scales.shape).astype(np.float32)
+        weight = qf.QuantizedWeight(
+            weight.format, weight.shape, weight.block, weight.codes, weight.scales, offsets=offsets
+        )
+    weight.save(tmp_path / "one.safetensors")
+    _run("dequantize", tmp_path / "one.safetensors", tmp_path / "out.safetensors", "--dtype", "f32")
+    assert np.array_equal(load_file(tmp_path / "out.safetensors")["weight"].numpy(), weight.dequantize())
