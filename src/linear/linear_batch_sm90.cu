@@ -22,6 +22,7 @@
 #include <algorithm>
 
 #include "core/choose.h"
+#include "cuda/cursor.h"
 #include "cuda/occupancy.h"
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
@@ -30,10 +31,12 @@
 #include "cuda/ptx/shared_memory.h"
 #include "linear/linear_canonical.h"
 #include "linear/strip_codes.h"
+#include "linear/strip_share.h"
 
 namespace quantfuse::linear_batch_sm90 {
 using linear::Problem;
 using linear::StripLayout;
+using linear::StripShare;
 namespace {
 
 constexpr int kMaxTokens = 16, kMaxCluster = 8, kEpilogueWarps = 2;
@@ -93,26 +96,6 @@ struct Smem {
   int bytes;
 };
 
-// A position in a circle of buffers and the parity of the round.
-struct Cursor {
-  int at = 0;
-  uint32_t parity = 0;
-  __device__ void advance(int size) {
-    if (++at == size) at = 0, parity ^= 1;
-  }
-};
-
-// This block's part of the work.
-struct Share {
-  int first_strip, strip_step, first_tile, tiles, rank;
-};
-__device__ Share share_of(const Params& p) {
-  const int rank = p.cluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
-  const int first = p.tiles * rank / p.cluster, end = p.tiles * (rank + 1) / p.cluster;
-  return {static_cast<int>(blockIdx.x) / p.cluster, static_cast<int>(gridDim.x) / p.cluster, first,
-          end - first, rank};
-}
-
 template <class S>
 __device__ uint32_t inbox_bytes(const Params& p) {
   return p.cluster * S::kTokens * StripLayout::kRows * 4;
@@ -141,7 +124,7 @@ __device__ void init_barriers(const Params& p, const Smem<S>& smem, uint32_t bas
 
 // One thread copies unit after unit.
 template <class S>
-__device__ void produce(const Params& p, const Smem<S>& smem, const Share& share, uint32_t base) {
+__device__ void produce(const Params& p, const Smem<S>& smem, const StripShare& share, uint32_t base) {
   const uint64_t policy = ptx::evict_first_policy();
   const int in_flight = min(kInFlight, p.stages);
   Cursor stage, landed;
@@ -178,7 +161,7 @@ __device__ __forceinline__ uint32_t x_piece(int token, int piece) {
 // first unit. Half a warp copies a tile of a token. Through L2 alone, because L1 may hold what was there
 // before.
 template <class S>
-__device__ void fetch_x(const Params& p, const Share& share, uint32_t to, int tile_bytes, int warp,
+__device__ void fetch_x(const Params& p, const StripShare& share, uint32_t to, int tile_bytes, int warp,
                         int lane) {
   const Matrix& x = p.problem.x;
   const int piece = lane % 16;
@@ -266,7 +249,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 8][4], const Wei
 }
 
 template <class S, qf_format Format, class T, int kGroups>
-__device__ void consume(const Params& p, const Smem<S>& smem, const Share& share, char* shared, int warp,
+__device__ void consume(const Params& p, const Smem<S>& smem, const StripShare& share, char* shared, int warp,
                         int lane) {
   using Codes = StripCodes<Format, T>;
   constexpr int kBlocks = S::kTokens / 8;
@@ -337,7 +320,7 @@ template <class S>
 struct Epilogue {
   const Params& p;
   const Smem<S>& smem;
-  const Share& share;
+  const StripShare& share;
   char* shared;
   uint32_t base;  // of shared memory
   int lane;
@@ -447,7 +430,7 @@ template <class S, qf_format Format, class T>
 __global__ void __launch_bounds__(S::kThreads, 1) kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) char shared[];
   const Smem<S> smem(p);
-  const Share share = share_of(p);
+  const StripShare share = linear::share_of_block(p.tiles, p.cluster);
   const uint32_t base = ptx::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool is_alone = p.cluster == 1;

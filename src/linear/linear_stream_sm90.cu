@@ -25,6 +25,7 @@
 #include <algorithm>
 
 #include "core/choose.h"
+#include "cuda/cursor.h"
 #include "cuda/occupancy.h"
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
@@ -32,11 +33,13 @@
 #include "cuda/ptx/logic.h"
 #include "cuda/ptx/mma_int8.h"
 #include "linear/linear_canonical.h"
+#include "linear/strip_share.h"
 #include "linear/x_limbs.h"
 
 namespace quantfuse::linear_stream_sm90 {
 using linear::Problem;
 using linear::StripLayout;
+using linear::StripShare;
 using linear::XLimbs;
 namespace {
 
@@ -105,26 +108,6 @@ struct Smem {
   int bytes;
 };
 
-// A position in a circle of buffers and the parity of the round.
-struct Cursor {
-  int at = 0;
-  uint32_t parity = 0;
-  __device__ void advance(int size) {
-    if (++at == size) at = 0, parity ^= 1;
-  }
-};
-
-// This block's part of the work.
-struct Share {
-  int first_strip, strip_step, first_tile, tiles, rank;
-};
-__device__ Share share_of(const Params& p) {
-  const int rank = p.cluster > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
-  const int first = p.tiles * rank / p.cluster, end = p.tiles * (rank + 1) / p.cluster;
-  return {static_cast<int>(blockIdx.x) / p.cluster, static_cast<int>(gridDim.x) / p.cluster, first,
-          end - first, rank};
-}
-
 // By the lanes of a warp side by side: the first copies wait for it.
 __device__ void init_barriers(const Params& p, const Smem& smem, uint32_t base, int lane) {
 #pragma unroll 1
@@ -147,7 +130,7 @@ __device__ void init_barriers(const Params& p, const Smem& smem, uint32_t base, 
 
 // One thread copies unit after unit.
 template <class F>
-__device__ void produce(const Params& p, const Smem& smem, const Share& share, uint32_t base) {
+__device__ void produce(const Params& p, const Smem& smem, const StripShare& share, uint32_t base) {
   const uint64_t policy = ptx::evict_first_policy();
   const int in_flight = min(kInFlight, p.stages);
   Cursor stage, landed;
@@ -289,7 +272,7 @@ __device__ void add_limbs(float (&acc)[4], int lane) {
 }
 
 template <class F, int kTokens>
-__device__ void consume(const Params& p, const Smem& smem, const Share& share, const XLimbs& limbs,
+__device__ void consume(const Params& p, const Smem& smem, const StripShare& share, const XLimbs& limbs,
                         char* shared, int warp, int lane) {
   const uint32_t base = ptx::shared_address(shared);
   const Places first = first_places<F>(limbs, base, warp, lane);
@@ -353,7 +336,7 @@ __device__ __forceinline__ float sum_of_parts(const float* part, int num_parts, 
 static_assert(kConsumerWarps == 8 && kMaxCluster <= 8, "a part is a warp's or a rank's");
 
 // In a cluster: adds the warps' parts, and sends the sum to the rank that is to store it.
-__device__ void forward_strips(const Params& p, const Smem& smem, const Share& share, char* shared,
+__device__ void forward_strips(const Params& p, const Smem& smem, const StripShare& share, char* shared,
                                int lane) {
   const uint32_t base = ptx::shared_address(shared);
   const int row = lane % 16;
@@ -379,7 +362,8 @@ __device__ void forward_strips(const Params& p, const Smem& smem, const Share& s
 
 // Adds the parts of the strips that are this block's to store, its warps' or its cluster's, and stores them.
 template <int kTokens>
-__device__ void store_strips(const Params& p, const Smem& smem, const Share& share, char* shared, int lane) {
+__device__ void store_strips(const Params& p, const Smem& smem, const StripShare& share, char* shared,
+                             int lane) {
   constexpr int kPairs = (kTokens + 1) / 2;
   const Problem& problem = p.problem;
   const uint32_t base = ptx::shared_address(shared);
@@ -414,7 +398,7 @@ template <class F, int kTokens>
 __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) char shared[];
   const Smem smem(p, kTokens, F::kUnitTiles * F::kTileBytes, F::kGroups, F::kHasZeros);
-  const Share share = share_of(p);
+  const StripShare share = linear::share_of_block(p.tiles, p.cluster);
   const uint32_t base = ptx::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   ptx::allow_next_kernel();

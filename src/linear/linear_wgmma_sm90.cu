@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "core/choose.h"
+#include "cuda/cursor.h"
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dependent_launch.h"
@@ -88,15 +89,6 @@ struct Smem {
     full = plan.splits > 1 ? inbox + S::kInboxBytes : inbox;
     empty = full + 8 * kMaxStages;
     arrived = empty + 8 * kMaxStages;
-  }
-};
-
-// A position in the ring, and the parity of the round.
-struct Cursor {
-  int at = 0;
-  uint32_t parity = 0;
-  __device__ void advance(int size) {
-    if (++at == size) at = 0, parity ^= 1;
   }
 };
 
