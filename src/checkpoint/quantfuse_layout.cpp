@@ -84,20 +84,6 @@ class QuantfuseLayout final : public WeightLayout {
 
 }  // namespace
 
-std::string stored_format_name(qf_format format, bool has_e8m0_scale) {
-  if (!has_e8m0_scale) return format_name(format);
-  return format == QF_FP4_E2M1 ? "mxfp4" : "mxfp8";
-}
-
-Type stored_code_type(qf_format format) {
-  switch (format) {
-    case QF_INT8: return Type::i8;
-    case QF_FP8_E4M3: return Type::e4m3;
-    case QF_FP8_E5M2: return Type::e5m2;
-    default: return Type::u8;
-  }
-}
-
 std::unique_ptr<WeightLayout> quantfuse_layout(const Scheme& scheme) {
   return std::make_unique<QuantfuseLayout>(scheme);
 }
