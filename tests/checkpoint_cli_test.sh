@@ -3,24 +3,7 @@
 #
 # checkpoint_cli_test.sh QUANTFUSE FIXTURES: exit codes, output and JSON of `inspect` and `dequantize`.
 set -eu
-quantfuse=$1
-fixtures=$2
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-fail() {
-  echo "$*"
-  exit 1
-}
-# expect CODE ARGUMENT...: the exit code; the output is left in $work/out and $work/err
-expect() {
-  code=$1
-  shift
-  got=0
-  "$quantfuse" "$@" >"$work/out" 2>"$work/err" || got=$?
-  [ "$got" = "$code" ] || fail "$*: exit code $got, expected $code: $(cat "$work/out" "$work/err")"
-}
-says() { grep -q -e "$1" "$work/out" "$work/err" || fail "no '$1' in: $(cat "$work/out" "$work/err")"; }
+. "$(dirname "$0")/cli.sh"
 
 # inspect
 expect 0 inspect "$fixtures/gptq_v1_w4_asym_g32" --json "$work/i.json"
