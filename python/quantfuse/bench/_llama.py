@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+
+_BLOCK = 128  # tokens of the cache that flex_attention reads or leaves together
 
 
 class Shape(NamedTuple):
@@ -28,6 +32,11 @@ SHAPES = {
     "llama-160m": Shape(768, 12, 12, 12, 3072, 32000),
     "tiny": Shape(128, 2, 4, 2, 256, 256),
 }
+
+
+def _decode_options(num_heads: int) -> Any:
+    """Of flex_attention's decoding kernel; its own choice keeps too little of the cache in flight."""
+    return {"BLOCK_N": 64, "num_stages": 3, "num_warps": 4, "SPLIT_KV": max(1, 264 // num_heads)}
 
 
 class LlamaAttention(nn.Module):
@@ -56,18 +65,25 @@ class LlamaAttention(nn.Module):
         self.values.index_copy_(2, positions, v)
         if length > 1:
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        elif isinstance(mask, BlockMask):
+            options = _decode_options(batch * shape.kv_heads)
+            attended: Any = flex_attention(
+                q, self.keys, self.values, block_mask=mask, enable_gqa=True, kernel_options=options
+            )
+            y = attended
         else:
-            y = self._decode(q, mask)
+            group = shape.heads // shape.kv_heads
+            keys, values = _repeat(self.keys, group), _repeat(self.values, group)
+            y = nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         result: torch.Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
         return result
 
-    def _decode(self, q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The query heads of one key head are rows of one product."""
-        shape = self.shape
-        q = q.reshape(q.shape[0], shape.kv_heads, -1, shape.head_dim) * shape.head_dim**-0.5
-        scores = q @ self.keys.transpose(2, 3)
-        weights = scores.float().masked_fill(~mask, float("-inf")).softmax(-1).to(q.dtype)
-        return (weights @ self.values).view(-1, shape.heads, 1, shape.head_dim)
+
+def _repeat(heads: torch.Tensor, times: int) -> torch.Tensor:
+    """As Transformers does ahead of a call with a mask, for which SDPA's kernels do not share heads."""
+    batch, count, length, width = heads.shape
+    expanded = heads[:, :, None].expand(batch, count, times, length, width)
+    return expanded.reshape(batch, count * times, length, width)
 
 
 class LlamaMLP(nn.Module):
@@ -95,7 +111,7 @@ class LlamaDecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=1e-5, **options)
 
     def forward(
-        self, x: torch.Tensor, delta: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: torch.Tensor
+        self, x: torch.Tensor, delta: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x = x + delta
         x = x + self.self_attn(self.input_layernorm(x), positions, rotation, mask)
@@ -113,8 +129,12 @@ class Llama(nn.Module):
         self.tables: torch.Tensor
 
     @torch.no_grad()
-    def make_cache(self, batch: int, length: int) -> None:
+    def make_cache(self, batch: int, length: int, attention: str = "sdpa") -> None:
+        """``attention`` is what decodes: ``sdpa``, as Transformers calls it by default, or ``flex``, which
+        reads each head of the cache once and no further than it is filled."""
         weight, shape = self.norm.weight, self.shape
+        self._position = torch.zeros(1, device=weight.device, dtype=torch.int64)
+        self._blocks = _block_mask(self._position, length) if attention == "flex" else None
         size = (batch, shape.kv_heads, length, shape.head_dim)
         for layer in self.layers:
             for name in ("keys", "values"):
@@ -127,16 +147,37 @@ class Llama(nn.Module):
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The most likely next token of each sequence, ``[batch, 1]``. A prompt's positions start at 0."""
-        x = self.embed_tokens(tokens)
-        rotation = (self.tables[0, positions, None], self.tables[1, positions, None])
-        length = self.tables.shape[1]
-        mask = torch.arange(length, device=tokens.device)[None] <= positions[:, None]
+        x, rotation, mask = self.before_layers(tokens, positions)
         delta = torch.zeros_like(x)
         for layer in self.layers:
-            x, delta = layer(x, delta, positions, rotation, mask)
+            x, delta = layer(x, delta, positions, rotation, mask if self._blocks is None else self._blocks)
+        return self.after_layers(x, delta)
+
+    def before_layers(self, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[Any, Any, Any]:
+        """The residual stream, the rotation, and the mask of one token, whose keys are all up to its own."""
+        rotation = (self.tables[0, positions, None], self.tables[1, positions, None])
+        mask = torch.arange(self.tables.shape[1], device=positions.device)[None] <= positions[:, None]
+        if self._blocks is not None:
+            self._position.copy_(positions[-1:])
+            self._blocks.kv_num_blocks.copy_((positions[-1:] // _BLOCK + 1).view(1, 1, 1))
+        return self.embed_tokens(tokens), rotation, mask
+
+    def after_layers(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         last = self.norm((x + delta)[:, -1:])
         result: torch.Tensor = self.lm_head(last).argmax(-1)
         return result
+
+
+def _block_mask(position: torch.Tensor, length: int) -> BlockMask:
+    """The blocks of a cache of ``length`` tokens that are to be read for the token at ``position``."""
+    indices = torch.arange(-(-length // _BLOCK), device=position.device, dtype=torch.int32)
+    return BlockMask.from_kv_blocks(
+        torch.ones(1, 1, 1, device=position.device, dtype=torch.int32),
+        indices.view(1, 1, 1, -1),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=lambda batch, head, query, key: key <= position[0],
+        seq_lengths=(1, length),
+    )
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,9 @@
 """A whole model, quantized and not, in one run: ``python -m quantfuse.bench.model --shape llama3-8b``.
 
 Random weights, a static cache, greedy decoding. On a GPU both models are compiled, layer by layer, and a
-step of decoding is one CUDA graph; on a CPU both run eagerly, and the baselines are FP32 and BF16.
+step of decoding is one CUDA graph. The baseline there attends as Transformers does by default (``sdpa``); the
+quantized model attends by ``flex_attention``, which BF16 may do as well and is measured with too. On a CPU
+all run eagerly, and the baselines are FP32 and BF16.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--group", type=int, default=None, help="group size of the scheme")
     parser.add_argument("--keep-head", action="store_true", help="leave the output layer unquantized")
     parser.add_argument("--no-compile", action="store_true", help="on a GPU: CUDA graphs alone")
+    parser.add_argument("--profile", action="store_true", help="on a GPU: the kernels of a step of decoding")
     parser.add_argument("--json", help="also write the results to this file")
     options = parser.parse_args(arguments)
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -66,11 +69,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Baselines first, then every scheme, each from the same random weights."""
     is_cuda = options.device == "cuda"
     dtypes = [torch.bfloat16] if is_cuda else [torch.float32, torch.bfloat16]
+    own_attention = "flex" if is_cuda and not options.no_compile else "sdpa"
     rows: list[dict[str, Any]] = []
     for dtype in dtypes:
         name = str(dtype).removeprefix("torch.")
         model = random_llama(SHAPES[options.shape], options.device, dtype)
-        rows += _measure(model, name, options)
+        for attention in dict.fromkeys(("sdpa", own_attention)):
+            rows += _measure(model, name, attention, options)
         del model
     for scheme in options.schemes:
         model = random_llama(SHAPES[options.shape], options.device, dtypes[0])
@@ -79,15 +84,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for module in model.modules():
             if isinstance(module, QuantizedLinear):
                 module.drop_canonical()
-        rows += _measure(model, scheme.name, options)
+        rows += _measure(model, scheme.name, own_attention, options)
         del model
     for row in rows:
-        base = next(
-            other for other in rows if other["batch"] == row["batch"] and other["model"] == rows[0]["model"]
-        )
+        same_batch = [other for other in rows if other["batch"] == row["batch"]]
+        base = same_batch[0]
+        twin = next(other for other in same_batch if other["attention"] == row["attention"])
         row["speedup"] = row["decode_tokens_per_s"] / base["decode_tokens_per_s"]
+        row["speedup_same_attention"] = row["decode_tokens_per_s"] / twin["decode_tokens_per_s"]
         row["prefill_speedup"] = base["first_token_ms"] / row["first_token_ms"]
-        row["memory_ratio"] = row["peak_bytes"] / base["peak_bytes"]
+        row["memory_ratio"] = row["resident_bytes"] / base["resident_bytes"]
+        row["peak_ratio"] = row["peak_bytes"] / base["peak_bytes"]
     machine = torch.cuda.get_device_name() if is_cuda else info()["cpu"]["model"]
     return {
         "shape": options.shape,
@@ -103,14 +110,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _measure(model: Llama, name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _measure(model: Llama, name: str, attention: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for batch in options.batches:
         _release(options.device)
-        model.make_cache(batch, options.prompt + options.tokens)
-        row = {"model": name, "batch": batch, **_measure_batch(model, batch, options)}
+        model.make_cache(batch, options.prompt + options.tokens, attention)
+        measured = _measure_batch(model, batch, options)
+        row = {"model": name, "attention": attention, "batch": batch, **measured}
         print(
-            f"{name}, batch {batch}: {row['decode_tokens_per_s']:.1f} tokens/s, "
+            f"{name}, {attention}, batch {batch}: {row['decode_tokens_per_s']:.1f} tokens/s, "
             f"first token {row['first_token_ms']:.1f} ms",
             file=sys.stderr,
         )
@@ -132,11 +140,15 @@ def _measure_batch(model: Llama, batch: int, options: argparse.Namespace) -> dic
         token.copy_(model(token, position))
         position.add_(1)
 
+    resident = _held_bytes(model)
+    kernels: list[dict[str, Any]] = []
     if device == "cuda":
         with _compiled(model, not options.no_compile):
             prefill_time = _best_time(_captured(prefill), 5)
             decode = _captured(step)
             times, energy = _cuda_decode(prefill, decode, options.tokens)
+        if options.profile:
+            kernels = _profiled(prefill, decode)
         peak = torch.cuda.max_memory_allocated()
     else:
         prefill_time = _best_time(prefill, 2)
@@ -147,15 +159,17 @@ def _measure_batch(model: Llama, batch: int, options: argparse.Namespace) -> dic
             for _ in range(options.tokens):
                 step()
             times.append(time.perf_counter() - start)
-        peak = _held_bytes(model)
+        peak = resident
     produced = batch * options.tokens
     return {
         "first_token_ms": prefill_time * 1e3,
         "decode_tokens_per_s": produced / min(times),
         "decode_ms_per_step": min(times) / options.tokens * 1e3,
         "spread": max(times) / min(times) - 1,
+        "resident_bytes": resident,
         "peak_bytes": peak,
         "joule_per_token": None if energy is None else energy / produced,
+        **({"kernels": kernels} if kernels else {}),
     }
 
 
@@ -198,16 +212,19 @@ def _release(device: str) -> None:
 def _compiled(model: Llama, is_compiled: bool) -> Iterator[None]:
     """Every decoder layer runs the same compiled code: it is compiled once, in a tenth of the time."""
     torch._dynamo.reset()
-    plain = [layer.forward for layer in model.layers]
+    around: Any = model
     try:
         if is_compiled:
             for layer in model.layers:
                 layer.compile(fullgraph=True, dynamic=False)
+            around.before_layers = torch.compile(model.before_layers, fullgraph=True, dynamic=False)
+            around.after_layers = torch.compile(model.after_layers, fullgraph=True, dynamic=False)
         yield
     finally:
-        for layer, forward in zip(model.layers, plain, strict=True):
+        for layer in model.layers:
             layer._compiled_call_impl = None
-            assert layer.forward == forward
+        for name in ("before_layers", "after_layers"):
+            model.__dict__.pop(name, None)
 
 
 def _captured(run: Callable[[], None]) -> Callable[[], None]:
@@ -244,6 +261,22 @@ def _cuda_decode(
     return times, min(joules) if joules else None
 
 
+def _profiled(prefill: Callable[[], None], step: Callable[[], None]) -> list[dict[str, Any]]:
+    """What a step of decoding launches, by name, the longest first: times launched and microseconds."""
+    steps = 4
+    prefill()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    return [
+        {"kernel": event.key, "launches": event.count / steps, "us": event.self_device_time_total / steps}
+        for event in sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
+        if event.self_device_time_total > 0
+    ]
+
+
 def _energy_meter() -> Callable[[], float | None]:
     """Joules since the driver was loaded, by NVML; None where it is not there or does not count."""
     try:
@@ -268,17 +301,24 @@ def _print_table(results: dict[str, Any]) -> None:
         f"{results['shape']}, prompt {results['prompt']}, {results['tokens']} tokens decoded, "
         f"{results['device']}, torch {results['torch']}, {what}"
     )
-    header = ("model", "batch", "first token", "tokens/s", f"x {results['baseline']}", "memory", "J/token")
+    baseline = results["baseline"]
+    header = (
+        *("model", "attention", "batch", "first token", "tokens/s", f"x {baseline}", "same attention"),
+        *("resident", "peak", "J/token"),
+    )
     lines = [header]
     for row in results["rows"]:
         energy = row["joule_per_token"]
         lines.append(
             (
                 row["model"],
+                row["attention"],
                 str(row["batch"]),
                 f"{row['first_token_ms']:.1f} ms",
                 f"{row['decode_tokens_per_s']:.1f}",
                 f"{row['speedup']:.2f}",
+                f"{row['speedup_same_attention']:.2f}",
+                f"{row['resident_bytes'] / 2**30:.2f} GiB",
                 f"{row['peak_bytes'] / 2**30:.2f} GiB",
                 "" if energy is None else f"{energy:.2f}",
             )
@@ -286,6 +326,12 @@ def _print_table(results: dict[str, Any]) -> None:
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     for line in lines:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    for row in results["rows"]:
+        if kernels := row.get("kernels"):
+            total = sum(kernel["us"] for kernel in kernels)
+            print(f"\n{row['model']}, {row['attention']}, batch {row['batch']}: {total:.0f} us of kernels a step")
+            for kernel in kernels[:16]:
+                print(f"{kernel['us']:9.1f} us {kernel['launches']:7.1f} x  {kernel['kernel'][:80]}")
 
 
 if __name__ == "__main__":
