@@ -2,7 +2,12 @@
 """quantize_model over module trees and over the families of Transformers."""
 
 import copy
+import os
 import pickle
+import signal
+import subprocess
+import sys
+import tempfile
 
 import pytest
 
@@ -12,6 +17,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
+from quantfuse._model import quantize, staging  # noqa: E402
 from quantfuse._model.fuse import MergedLinear  # noqa: E402
 from tiny_models import FAMILIES, tiny, token_ids  # noqa: E402
 
@@ -153,6 +159,103 @@ def test_a_bad_weight_leaves_the_model_as_it_was():
     with pytest.raises(ValueError, match=r"2\.weight has values that are not finite"):
         qf.quantize_model(model, "int8")
     assert dict(model.named_modules()) == before
+
+
+class Interruption:
+    """Quantizes some layers, and then does not."""
+
+    def __init__(self, monkeypatch, error, after):
+        self.error, self.left = error, after
+        self.quantize = qf.nn.QuantizedLinear.quantize
+        monkeypatch.setattr(qf.nn.QuantizedLinear, "quantize", lambda layer, weight: self(layer, weight))
+
+    def __call__(self, layer, weight):
+        if layer.out_features == 16:  # the layer that tries the device
+            return self.quantize(layer, weight)
+        if self.left == 0:
+            raise self.error
+        self.left -= 1
+        return self.quantize(layer, weight)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), torch.OutOfMemoryError("no memory left"), MemoryError()]
+)
+def test_a_failure_on_the_way_leaves_the_model_as_it_was(monkeypatch, error, device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device")
+    model = tiny("Llama").to(device)
+    before, state = dict(model.named_modules()), dict(model.state_dict(keep_vars=True))
+    Interruption(monkeypatch, error, after=9)
+    with pytest.raises(type(error)):
+        qf.quantize_model(model, "int4")
+    assert dict(model.named_modules()) == before
+    assert {name: id(tensor) for name, tensor in model.state_dict(keep_vars=True).items()} == {
+        name: id(tensor) for name, tensor in state.items()
+    }
+    assert not hasattr(model, "quantfuse_summary")
+    monkeypatch.undo()
+    assert relative(logits(qf.quantize_model(model.cpu(), "int8")), logits(tiny("Llama"))) < 0.05
+
+
+def test_an_interrupt_of_the_last_step_comes_after_it(monkeypatch):
+    fuse = quantize.fuse_layers
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return fuse(*arguments)
+
+    model, expected = tiny("Llama"), logits(qf.quantize_model(tiny("Llama"), "int4"))
+    monkeypatch.setattr(quantize, "fuse_layers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        qf.quantize_model(model, "int4")
+    assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("scheme", ["int4", "fp8", "w8a8-int8", qf.Scheme("int4", symmetric=False)])
+def test_layers_wait_in_a_file_or_where_there_is_none_in_memory(monkeypatch, tmp_path, scheme):
+    expected = logits(qf.quantize_model(tiny("Llama"), scheme))
+    sizes = []
+
+    class Watched(staging.Staging):
+        def __init__(self, _):
+            super().__init__(memory_limit=0)
+
+        def __exit__(self, *error):
+            sizes.append(0 if self._file is None else self._file.seek(0, 2))
+            super().__exit__(*error)
+
+    monkeypatch.setattr(quantize, "Staging", Watched)
+    model = qf.quantize_model(tiny("Llama"), scheme)
+    assert torch.equal(logits(model), expected)
+    assert sizes == [model.quantfuse_summary.bytes_after]
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert torch.equal(logits(qf.quantize_model(tiny("Llama"), scheme)), expected)
+    assert sizes[1:] == [0]
+
+
+MEMORY_PROGRAM = """
+import resource, sys
+import torch, quantfuse as qf
+model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(24)])
+qf.quantize_model(torch.nn.Sequential(torch.nn.Linear(2048, 2048, bias=False)), "int8")
+torch.nn.Linear(2048, 2048).weight.clone()
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before = peak()
+qf.quantize_model(model, "int8")
+print(peak() - before)
+"""
+
+
+def test_the_memory_in_use_is_the_models_and_that_of_a_layer():
+    """24 layers of 16 MiB in float32, 4 MiB each when quantized: all of them together would be 96 MiB."""
+    command = [sys.executable, "-c", MEMORY_PROGRAM]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert float(done.stdout.split()[-1]) < 60
 
 
 def test_a_quantized_model_is_left_alone():

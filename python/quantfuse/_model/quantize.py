@@ -14,6 +14,7 @@ from .._scheme import Scheme
 from .._weight import QuantizedWeight
 from ..nn import QuantizedLinear
 from .fuse import fuse as fuse_layers
+from .staging import Staging, interrupts_deferred
 from .summary import LayerReport, Summary, progress
 from .walk import replace, select, weight_of
 
@@ -41,9 +42,11 @@ def quantize_model(
             with schemes that quantize activations fold the RMSNorm in front of them.
         show_progress: a bar and the summary on stderr; None shows them on a terminal.
 
-    What can be wrong with a weight is checked before the first layer is touched: after a ``ValueError`` the
-    model is as it was. From then on the memory in use is the model's and that of one layer. What was done is
-    in ``model.quantfuse_summary``, which prints as a table.
+    The model is as it was until the last layer has been quantized, so that neither an error, nor a lack of
+    memory, nor an interrupt on the way changes it. The memory in use is the model's and that of one layer:
+    the quantized layers of a GPU wait in host memory, those of a CPU in a temporary file (in memory where
+    none can be written). Then they are put in place, in one go that an interrupt does not part. What was done
+    is in ``model.quantfuse_summary``, which prints as a table.
 
     >>> import torch, quantfuse as qf
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
@@ -71,14 +74,26 @@ def quantize_model(
 
     summary = Summary(f"quantize_model: {scheme}", left_alone=others)
     shared = _shared_weights(model, chosen)
-    names = list(chosen)
-    chosen.clear()  # holds the last reference to a layer that has been replaced
-    for name in progress(names, len(names), f"quantizing to {scheme.name}", show_progress):
-        quantize_layer(model, name, scheme, summary, shared.get(name))
-    if fuse:
-        fuse_layers(model, summary)
-    settle(model)
-    model.quantfuse_summary = summary
+    errors: dict[str, float] = {}
+    with Staging(max(_nbytes(weight_of(module)) for module in chosen.values())) as staging:
+        for name in progress(list(chosen), len(chosen), f"quantizing to {scheme.name}", show_progress):
+            weight = weight_of(chosen[name])
+            if not weight.is_meta and shared.get(name, (name,))[0] == name:
+                quantized = _quantized(weight, scheme)
+                errors[name] = _relative_error(weight.detach(), quantized)
+                staging.put(name, quantized)
+                del quantized
+            del weight
+        names = list(chosen)
+        chosen.clear()  # holds the last reference to a layer that is replaced
+        with interrupts_deferred():
+            for name in names:
+                waiting = staging.take(name) if name in errors else None
+                _replace_layer(model, name, scheme, waiting, errors.get(name), summary, shared.get(name))
+            if fuse:
+                fuse_layers(model, summary)
+            settle(model)
+            model.quantfuse_summary = summary
     if show_progress or (show_progress is None and sys.stderr.isatty()):
         print(summary, file=sys.stderr)
     return model
@@ -138,23 +153,41 @@ def _shared_weights(model: nn.Module, chosen: Collection[str]) -> dict[str, tupl
     return shared
 
 
-def quantize_layer(
-    model: nn.Module, name: str, scheme: Scheme, summary: Summary, shares: tuple[str, str] | None = None
+def quantize_layer(model: nn.Module, name: str, scheme: Scheme, summary: Summary) -> QuantizedLinear:
+    """Replaces one linear layer of ``model``. It is left to the caller to settle the model."""
+    weight = weight_of(model.get_submodule(name))
+    quantized = _quantized(weight, scheme)
+    return _replace_layer(
+        model, name, scheme, quantized, _relative_error(weight.detach(), quantized), summary
+    )
+
+
+def _quantized(weight: torch.Tensor, scheme: Scheme) -> QuantizedWeight:
+    layer = QuantizedLinear(weight.shape[1], weight.shape[0], bias=False, scheme=scheme, device="meta")
+    return layer.quantize(weight)
+
+
+def _replace_layer(
+    model: nn.Module,
+    name: str,
+    scheme: Scheme,
+    quantized: QuantizedWeight | None,
+    error: float | None,
+    summary: Summary,
+    shares: tuple[str, str] | None = None,
 ) -> QuantizedLinear:
-    """Replaces one linear layer of ``model``; ``shares`` names the layer whose quantized weight it takes. It
-    is left to the caller to settle the model."""
+    """Puts ``quantized`` in the place of a linear layer; None for one on the meta device, or where ``shares``
+    names the layer whose quantized weight it takes."""
     module: Any = model.get_submodule(name)
     weight = weight_of(module)
     owner, note = shares or (name, "")
-    report = LayerReport(name, (weight.shape[0], weight.shape[1]), scheme.format, 0, 0, None, note)
+    report = LayerReport(name, (weight.shape[0], weight.shape[1]), scheme.format, 0, 0, error, note)
     if owner == name:
         layer = QuantizedLinear(weight.shape[1], weight.shape[0], bias=False, scheme=scheme, device="meta")
         layer.bias = module.bias
-        if not weight.is_meta:
-            quantized = layer.quantize(weight)
-            report.error = _relative_error(weight.detach(), quantized)
+        if quantized is not None:
             layer._adopt(quantized)
-        report.bytes_before = weight.numel() * weight.element_size()
+        report.bytes_before = _nbytes(weight)
         report.bytes_after = layer.canonical_bytes
     else:
         first: Any = model.get_submodule(owner)
@@ -163,6 +196,11 @@ def quantize_layer(
     replace(model, name, layer)
     summary.layers.append(report)
     return layer
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    count: int = tensor.numel() * tensor.element_size()
+    return count
 
 
 def settle(model: nn.Module) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-
 _BLOCK = 128  # tokens of the cache that flex_attention reads or leaves together
 
 
