@@ -33,11 +33,6 @@ SHAPES = {
 }
 
 
-def _decode_options(num_heads: int) -> Any:
-    """Of flex_attention's decoding kernel; its own choice keeps too little of the cache in flight."""
-    return {"BLOCK_N": 64, "num_stages": 3, "num_warps": 4, "SPLIT_KV": max(1, 264 // num_heads)}
-
-
 class LlamaAttention(nn.Module):
     """Attention over a cache of fixed length. Several tokens at once are a prompt, and start the cache; one
     token attends to all that are there, its own included."""
@@ -52,6 +47,7 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False, **options)
         self.keys: torch.Tensor
         self.values: torch.Tensor
+        self.flex_options: Any
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any) -> torch.Tensor:
         shape = self.shape
@@ -65,11 +61,9 @@ class LlamaAttention(nn.Module):
         if length > 1:
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         elif isinstance(mask, BlockMask):
-            options = _decode_options(batch * shape.kv_heads)
-            attended: Any = flex_attention(
-                q, self.keys, self.values, block_mask=mask, enable_gqa=True, kernel_options=options
+            y = flex_attention(
+                q, self.keys, self.values, block_mask=mask, enable_gqa=True, kernel_options=self.flex_options
             )
-            y = attended
         else:
             group = shape.heads // shape.kv_heads
             keys, values = _repeat(self.keys, group), _repeat(self.values, group)
@@ -136,6 +130,7 @@ class Llama(nn.Module):
         self._blocks = _block_mask(self._position, length) if attention == "flex" else None
         size = (batch, shape.kv_heads, length, shape.head_dim)
         for layer in self.layers:
+            layer.self_attn.flex_options = _flex_options(batch * shape.kv_heads, weight.device)
             for name in ("keys", "values"):
                 cache = torch.zeros(size, device=weight.device, dtype=weight.dtype)
                 layer.self_attn.register_buffer(name, cache, persistent=False)
@@ -162,9 +157,21 @@ class Llama(nn.Module):
         return self.embed_tokens(tokens), rotation, mask
 
     def after_layers(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        last = self.norm((x + delta)[:, -1:])
-        result: torch.Tensor = self.lm_head(last).argmax(-1)
-        return result
+        logits = self.lm_head(self.norm((x + delta)[:, -1:]))
+        parts = logits.unflatten(-1, (-1, 32))  # a compiler gives a row of logits to one processor
+        best, where = parts.max(-1)
+        part = best.argmax(-1, keepdim=True)
+        return (where + torch.arange(0, logits.shape[-1], 32, device=x.device)).gather(-1, part)[..., 0]
+
+
+def _flex_options(num_heads: int, device: torch.device) -> dict[str, Any]:
+    """Of the kernel that decodes. By itself it keeps too little of the cache in flight; and of more than 8
+    parts Inductor makes two kernels to join them."""
+    processors = (
+        torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    )
+    parts = min(8, max(1, 2 * processors // num_heads))
+    return {"BLOCK_N": 64, "num_stages": 3, "num_warps": 4, "SPLIT_KV": parts}
 
 
 def _block_mask(position: torch.Tensor, length: int) -> BlockMask:

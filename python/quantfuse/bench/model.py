@@ -4,19 +4,14 @@
 Random weights, a static cache, greedy decoding. On a GPU both models are compiled, layer by layer, and a
 step of decoding is one CUDA graph. The baseline there attends as Transformers does by default (``sdpa``); the
 quantized model attends by ``flex_attention``, which BF16 may do as well and is measured with too. On a CPU
-all run eagerly, and the baselines are FP32 and BF16.
+all run eagerly, in turns, and the baselines are FP32 and BF16.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
-import gc
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +20,8 @@ import torch
 from .. import info, quantize_model, version
 from .._scheme import SCHEMES, Scheme
 from ..nn import QuantizedLinear
+from . import _cpu, _cuda
+from ._decoding import Decoding
 from ._llama import SHAPES, Llama, random_llama
 
 
@@ -48,6 +45,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--group", type=int, default=None, help="group size of the scheme")
     parser.add_argument("--keep-head", action="store_true", help="leave the output layer unquantized")
     parser.add_argument("--no-compile", action="store_true", help="on a GPU: CUDA graphs alone")
+    parser.add_argument("--inductor", default="", help="settings of the compiler: NAME=VALUE,NAME=VALUE")
     parser.add_argument("--profile", action="store_true", help="on a GPU: the kernels of a step of decoding")
     parser.add_argument("--json", help="also write the results to this file")
     options = parser.parse_args(arguments)
@@ -57,6 +55,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     try:
         options.batches = [int(word) for word in options.batch.split(",")]
         options.schemes = [Scheme(word, group=options.group) for word in options.scheme.split(",")]
+        pairs = [word.split("=") for word in options.inductor.split(",") if word]
+        options.inductor = {name: json.loads(value.lower()) for name, value in pairs}
     except ValueError as error:
         parser.error(str(error))
     if min(options.batches) < 1 or options.prompt < 1 or options.tokens < 1:
@@ -68,24 +68,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Baselines first, then every scheme, each from the same random weights."""
     is_cuda = options.device == "cuda"
-    dtypes = [torch.bfloat16] if is_cuda else [torch.float32, torch.bfloat16]
-    own_attention = "flex" if is_cuda and not options.no_compile else "sdpa"
-    rows: list[dict[str, Any]] = []
-    for dtype in dtypes:
-        name = str(dtype).removeprefix("torch.")
-        model = random_llama(SHAPES[options.shape], options.device, dtype)
-        for attention in dict.fromkeys(("sdpa", own_attention)):
-            rows += _measure(model, name, attention, options)
-        del model
-    for scheme in options.schemes:
-        model = random_llama(SHAPES[options.shape], options.device, dtypes[0])
-        exclude = ("lm_head",) if options.keep_head else ()
-        quantize_model(model, scheme, exclude=exclude, show_progress=False)
-        for module in model.modules():
-            if isinstance(module, QuantizedLinear):
-                module.drop_canonical()
-        rows += _measure(model, scheme.name, own_attention, options)
-        del model
+    rows = _run_cuda(options) if is_cuda else _run_cpu(options)
     for row in rows:
         same_batch = [other for other in rows if other["batch"] == row["batch"]]
         base = same_batch[0]
@@ -101,198 +84,75 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "prompt": options.prompt,
         "tokens": options.tokens,
         "device": machine,
+        "driver": info()["cuda"]["driver"],
+        "cuda": torch.version.cuda if is_cuda else None,
         "threads": None if is_cuda else torch.get_num_threads(),
         "torch": torch.__version__,
         "quantfuse": version(),
         "compiled": is_cuda and not options.no_compile,
+        "inductor": options.inductor,
         "baseline": rows[0]["model"],
         "rows": rows,
     }
 
 
-def _measure(model: Llama, name: str, attention: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _run_cuda(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One model at a time."""
+    settings = None if options.no_compile else options.inductor
+    own_attention = "sdpa" if options.no_compile else "flex"
     rows = []
-    for batch in options.batches:
-        _release(options.device)
-        model.make_cache(batch, options.prompt + options.tokens, attention)
-        measured = _measure_batch(model, batch, options)
-        row = {"model": name, "attention": attention, "batch": batch, **measured}
-        print(
-            f"{name}, {attention}, batch {batch}: {row['decode_tokens_per_s']:.1f} tokens/s, "
-            f"first token {row['first_token_ms']:.1f} ms",
-            file=sys.stderr,
-        )
-        rows.append(row)
+
+    def measure(model: Llama, name: str, attention: str) -> None:
+        for batch in options.batches:
+            decoding = Decoding(model, name, attention, batch, options.prompt, options.tokens)
+            _cuda.release()
+            rows.append(_cuda.measure(decoding, settings, options.profile))
+            _report(rows[-1])
+
+    model = random_llama(SHAPES[options.shape], "cuda", torch.bfloat16)
+    for attention in dict.fromkeys(("sdpa", own_attention)):
+        measure(model, "bfloat16", attention)
+    del model
+    for scheme in options.schemes:
+        measure(_quantized(scheme, torch.bfloat16, options), scheme.name, own_attention)
     return rows
 
 
-def _measure_batch(model: Llama, batch: int, options: argparse.Namespace) -> dict[str, Any]:
-    device = options.device
-    tokens = torch.randint(0, model.shape.vocabulary, (batch, options.prompt), device=device)
-    positions = torch.arange(options.prompt, device=device)
-    token, position = tokens[:, -1:].clone(), torch.zeros(1, dtype=torch.int64, device=device)
-
-    def prefill() -> None:
-        token.copy_(model(tokens, positions))
-        position.fill_(options.prompt)
-
-    def step() -> None:
-        token.copy_(model(token, position))
-        position.add_(1)
-
-    resident = _held_bytes(model)
-    kernels: list[dict[str, Any]] = []
-    if device == "cuda":
-        with _compiled(model, not options.no_compile):
-            prefill_time = _best_time(_captured(prefill), 5)
-            decode = _captured(step)
-            times, energy = _cuda_decode(prefill, decode, options.tokens)
-        if options.profile:
-            kernels = _profiled(prefill, decode)
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        prefill_time = _best_time(prefill, 2)
-        times, energy = [], None
-        for _ in range(3):
-            position.fill_(options.prompt)
-            start = time.perf_counter()
-            for _ in range(options.tokens):
-                step()
-            times.append(time.perf_counter() - start)
-        peak = resident
-    produced = batch * options.tokens
-    return {
-        "first_token_ms": prefill_time * 1e3,
-        "decode_tokens_per_s": produced / min(times),
-        "decode_ms_per_step": min(times) / options.tokens * 1e3,
-        "spread": max(times) / min(times) - 1,
-        "resident_bytes": resident,
-        "peak_bytes": peak,
-        "joule_per_token": None if energy is None else energy / produced,
-        **({"kernels": kernels} if kernels else {}),
+def _run_cpu(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All models by turns, so that what else the machine does meets all of them."""
+    models = {
+        "float32": random_llama(SHAPES[options.shape], "cpu", torch.float32),
+        "bfloat16": random_llama(SHAPES[options.shape], "cpu", torch.bfloat16),
     }
+    for scheme in options.schemes:
+        models[scheme.name] = _quantized(scheme, torch.float32, options)
+    rows = []
+    for batch in options.batches:
+        decodings = [
+            Decoding(model, name, "sdpa", batch, options.prompt, options.tokens)
+            for name, model in models.items()
+        ]
+        for row in _cpu.measure(decodings):
+            _report(row)
+            rows.append(row)
+    return rows
 
 
-# ---- CPU ----
+def _quantized(scheme: Scheme, dtype: torch.dtype, options: argparse.Namespace) -> Llama:
+    model: Llama = random_llama(SHAPES[options.shape], options.device, dtype)
+    quantize_model(model, scheme, exclude=("lm_head",) if options.keep_head else (), show_progress=False)
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            module.drop_canonical()
+    return model
 
 
-def _held_bytes(model: Llama) -> int:
-    """Of all weights and of the cache."""
-    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
-    total: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return total
-
-
-def _best_time(run: Callable[[], None], repetitions: int) -> float:
-    is_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    best = float("inf")
-    for i in range(repetitions + 1):
-        if is_cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        if is_cuda:
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start) if i > 0 else best
-    return best
-
-
-# ---- CUDA ----
-
-
-def _release(device: str) -> None:
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-@contextlib.contextmanager
-def _compiled(model: Llama, is_compiled: bool) -> Iterator[None]:
-    """Every decoder layer runs the same compiled code: it is compiled once, in a tenth of the time."""
-    torch._dynamo.reset()
-    around: Any = model
-    try:
-        if is_compiled:
-            for layer in model.layers:
-                layer.compile(fullgraph=True, dynamic=False)
-            around.before_layers = torch.compile(model.before_layers, fullgraph=True, dynamic=False)
-            around.after_layers = torch.compile(model.after_layers, fullgraph=True, dynamic=False)
-        yield
-    finally:
-        for layer in model.layers:
-            layer._compiled_call_impl = None
-        for name in ("before_layers", "after_layers"):
-            model.__dict__.pop(name, None)
-
-
-def _captured(run: Callable[[], None]) -> Callable[[], None]:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            run()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    return graph.replay  # type: ignore[no-any-return]
-
-
-def _cuda_decode(
-    prefill: Callable[[], None], step: Callable[[], None], tokens: int
-) -> tuple[list[float], float | None]:
-    times, joules = [], []
-    meter = _energy_meter()
-    for _ in range(4):
-        prefill()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        before = meter()
-        start.record()
-        for _ in range(tokens):
-            step()
-        end.record()
-        torch.cuda.synchronize()
-        after = meter()
-        times.append(start.elapsed_time(end) / 1e3)
-        if before is not None and after is not None:
-            joules.append(after - before)
-    return times, min(joules) if joules else None
-
-
-def _profiled(prefill: Callable[[], None], step: Callable[[], None]) -> list[dict[str, Any]]:
-    """What a step of decoding launches, by name, the longest first: times launched and microseconds."""
-    steps = 4
-    prefill()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
-    return [
-        {"kernel": event.key, "launches": event.count / steps, "us": event.self_device_time_total / steps}
-        for event in sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
-        if event.self_device_time_total > 0
-    ]
-
-
-def _energy_meter() -> Callable[[], float | None]:
-    """Joules since the driver was loaded, by NVML; None where it is not there or does not count."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return lambda: None
-    handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
-    index = torch.cuda.current_device()
-    if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-        return lambda: None
-
-    def read() -> float | None:
-        failed = nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules))
-        return None if failed else millijoules.value / 1e3
-
-    return read
+def _report(row: dict[str, Any]) -> None:
+    print(
+        f"{row['model']}, {row['attention']}, batch {row['batch']}: "
+        f"{row['decode_tokens_per_s']:.1f} tokens/s, first token {row['first_token_ms']:.1f} ms",
+        file=sys.stderr,
+    )
 
 
 def _print_table(results: dict[str, Any]) -> None:
