@@ -34,7 +34,10 @@ def test_generation(capsys):
 def test_serving_with_cuda_graphs():
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
-    assert example("serve_cuda_graphs").main(tokens=6)
+    main = example("serve_cuda_graphs").main
+    tokens = main(tokens=6)
+    assert tokens.shape == (4, 7)
+    assert torch.equal(tokens, main(tokens=6, attention="sdpa"))
 
 
 def test_the_benchmark_of_a_model(tmp_path, capsys):

@@ -113,3 +113,48 @@ def test_a_saved_model_with_a_tensor_of_another_shape_is_refused(folder, tmp_pat
 def test_a_misspelt_scheme_is_refused_before_anything_is_loaded():
     with pytest.raises(ValueError, match="did you mean 'int4'"):
         qf.QuantFuseConfig("int-4")
+
+
+# ---- Attention ----
+
+
+def masks(length):
+    """Of one token: a cache filled at its start, one with padding in front and a window, and any other."""
+    mask = torch.zeros(3, 1, 1, length, dtype=torch.bool)
+    mask[0, ..., :7] = True
+    mask[1, ..., length - 30 : length - 3] = True
+    mask[2] = torch.rand(length, generator=torch.Generator().manual_seed(0)) > 0.5
+    return mask
+
+
+@pytest.mark.parametrize("length", [100, 256, 300])
+def test_the_blocks_of_a_mask_hold_all_that_it_shows(length):
+    from quantfuse.integrations._flex_decoding import block_mask
+
+    mask = masks(length)
+    blocks = block_mask(mask)
+    assert blocks.kv_num_blocks.flatten().tolist() == [1, 1, -(-length // 128)]
+    key = torch.arange(length)
+    for i in range(3):
+        read = blocks.kv_indices[i, 0, 0, : blocks.kv_num_blocks[i, 0, 0]]
+        shown = blocks.mask_mod(torch.tensor(i), torch.tensor(0), torch.tensor(0), key)
+        assert torch.equal(torch.isin(key // 128, read) & shown, mask[i, 0, 0])
+
+
+def test_decoding_by_flex_attention_is_sdpa_where_nothing_is_compiled():
+    from quantfuse.integrations.transformers import FLEX_DECODING
+
+    model = tiny("Llama")
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "cache_implementation": "static"}
+    expected = model.generate(token_ids(), **options, disable_compile=True)
+    model.set_attn_implementation(FLEX_DECODING)
+    assert torch.equal(model.generate(token_ids(), **options, disable_compile=True), expected)
+
+
+def test_an_attention_that_cannot_be_had_is_refused():
+    from quantfuse.integrations.transformers import FLEX_DECODING
+
+    model = tiny("Gemma2")
+    model.set_attn_implementation(FLEX_DECODING)
+    with pytest.raises(ValueError, match="no softcap, which Gemma2Attention needs"):
+        model(token_ids())

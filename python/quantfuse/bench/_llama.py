@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from .._model.decoding import flex_options
+
 _BLOCK = 128  # tokens of the cache that flex_attention reads or leaves together
 
 
@@ -130,7 +132,7 @@ class Llama(nn.Module):
         self._blocks = _block_mask(self._position, length) if attention == "flex" else None
         size = (batch, shape.kv_heads, length, shape.head_dim)
         for layer in self.layers:
-            layer.self_attn.flex_options = _flex_options(batch * shape.kv_heads, weight.device)
+            layer.self_attn.flex_options = flex_options(batch * shape.kv_heads, weight.device)
             for name in ("keys", "values"):
                 cache = torch.zeros(size, device=weight.device, dtype=weight.dtype)
                 layer.self_attn.register_buffer(name, cache, persistent=False)
@@ -162,16 +164,6 @@ class Llama(nn.Module):
         best, where = parts.max(-1)
         part = best.argmax(-1, keepdim=True)
         return (where + torch.arange(0, logits.shape[-1], 32, device=x.device)).gather(-1, part)[..., 0]
-
-
-def _flex_options(num_heads: int, device: torch.device) -> dict[str, Any]:
-    """Of the kernel that decodes. By itself it keeps too little of the cache in flight; and of more than 8
-    parts Inductor makes two kernels to join them."""
-    processors = (
-        torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    )
-    parts = min(8, max(1, 2 * processors // num_heads))
-    return {"BLOCK_N": 64, "num_stages": 3, "num_warps": 4, "SPLIT_KV": parts}
 
 
 def _block_mask(position: torch.Tensor, length: int) -> BlockMask:
