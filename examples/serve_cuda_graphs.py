@@ -16,7 +16,7 @@ BATCH, CONTEXT, PROMPT = 4, 256, 32
 
 
 @torch.inference_mode()
-def main(tokens: int = 64, device: str = "cuda", attention: str = FLEX_DECODING) -> torch.Tensor:
+def main(tokens: int = 64) -> torch.Tensor:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=1024,
@@ -26,20 +26,20 @@ def main(tokens: int = 64, device: str = "cuda", attention: str = FLEX_DECODING)
         num_attention_heads=8,
         num_key_value_heads=2,
     )
-    with torch.device(device):
+    with torch.device("cuda"):
         model = transformers.LlamaForCausalLM(config).bfloat16().eval()
     qf.quantize_model(model, "int4")
-    model.set_attn_implementation(attention)  # SDPA would copy the cache for every query head
+    model.set_attn_implementation(FLEX_DECODING)  # SDPA would copy the cache for every query head
     forward = torch.compile(model, fullgraph=True, dynamic=False)
 
     # The prompt, as it comes, into a cache whose memory never moves.
-    prompt = torch.randint(0, 1024, (BATCH, PROMPT), device=device)
+    prompt = torch.randint(0, 1024, (BATCH, PROMPT), device="cuda")
     cache = transformers.StaticCache(config=config, max_cache_len=CONTEXT)
-    positions = torch.arange(PROMPT, device=device)
+    positions = torch.arange(PROMPT, device="cuda")
     first = model(prompt, past_key_values=cache, position_ids=positions[None]).logits[:, -1:].argmax(-1)
 
     # One step reads `token` and `position` and leaves the next ones there.
-    token, position = first.clone(), torch.tensor([[PROMPT]], device=device)
+    token, position = first.clone(), torch.tensor([[PROMPT]], device="cuda")
     produced = [first]
 
     def step() -> None:
@@ -47,7 +47,7 @@ def main(tokens: int = 64, device: str = "cuda", attention: str = FLEX_DECODING)
         token.copy_(logits[:, -1:].argmax(-1))
         position.add_(1)
 
-    run = step if device == "cpu" else captured(step)
+    run = captured(step)
     for _ in range(tokens):
         run()
         produced.append(token.clone())

@@ -151,6 +151,40 @@ def test_decoding_by_flex_attention_is_sdpa_where_nothing_is_compiled():
     assert torch.equal(model.generate(token_ids(), **options, disable_compile=True), expected)
 
 
+@torch.no_grad()
+def decoded(model, is_compiled, attention_mask):
+    """The logits of three steps behind a prompt, over a static cache that is not filled."""
+    ids = token_ids(cols=13).cuda()
+    cache = transformers.StaticCache(config=model.config, max_cache_len=200)
+    model(ids[:, :10], past_key_values=cache, attention_mask=attention_mask[:, :10])
+    forward = torch.compile(model, fullgraph=True, dynamic=False) if is_compiled else model
+    steps = []
+    for i in range(10, 13):
+        options = {"attention_mask": attention_mask} if attention_mask.min() == 0 else {}
+        positions = torch.tensor([[i]], device="cuda")
+        steps.append(
+            forward(ids[:, i : i + 1], past_key_values=cache, position_ids=positions, **options).logits
+        )
+    return torch.cat(steps, dim=1)
+
+
+@pytest.mark.parametrize("padding", [0, 4])
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_a_compiled_model_decodes_by_flex_attention(family, padding):
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device")
+    from quantfuse.integrations.transformers import FLEX_DECODING
+
+    torch._dynamo.reset()
+    model = qf.quantize_model(tiny(family).bfloat16().cuda(), "int8")
+    attention_mask = torch.ones(2, 200, dtype=torch.int64, device="cuda")
+    attention_mask[0, :padding] = 0
+    expected = decoded(model, False, attention_mask)
+    model.set_attn_implementation(FLEX_DECODING)
+    got = decoded(model, True, attention_mask)
+    torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
+
+
 def test_an_attention_that_cannot_be_had_is_refused():
     from quantfuse.integrations.transformers import FLEX_DECODING
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 
-def flex_options(num_heads: int, device: torch.device) -> dict[str, Any]:
-    """Of the kernel that decodes for so many heads of a cache. Left alone it keeps too little of the cache in
-    flight; and to join more than 8 parts Inductor makes two kernels."""
-    is_cuda = device.type == "cuda"
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else 1
-    parts = min(8, max(1, 2 * processors // num_heads))
-    return {"BLOCK_N": 64, "num_stages": 3, "num_warps": 4, "SPLIT_KV": parts}
+def flex_options(cache: torch.Tensor) -> dict[str, Any]:
+    """Of the kernel that decodes over ``cache`` ``[batch, heads, length, width]``, which by itself keeps too
+    little of it in flight. Each head is read in parts of 128 tokens or more, two on every processor."""
+    batch, heads, length, _ = cache.shape
+    is_cuda = cache.device.type == "cuda"
+    processors = torch.cuda.get_device_properties(cache.device).multi_processor_count if is_cuda else 1
+    parts = min(-(-length // 128), 2 * processors // (batch * heads))
+    return {"BLOCK_N": 64, "num_stages": 3, "num_warps": 4, "SPLIT_KV": max(1, parts)}

@@ -49,7 +49,6 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(shape.hidden, shape.hidden, bias=False, **options)
         self.keys: torch.Tensor
         self.values: torch.Tensor
-        self.flex_options: Any
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any) -> torch.Tensor:
         shape = self.shape
@@ -63,8 +62,9 @@ class LlamaAttention(nn.Module):
         if length > 1:
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         elif isinstance(mask, BlockMask):
+            options: Any = flex_options(self.keys)
             y = flex_attention(
-                q, self.keys, self.values, block_mask=mask, enable_gqa=True, kernel_options=self.flex_options
+                q, self.keys, self.values, block_mask=mask, enable_gqa=True, kernel_options=options
             )
         else:
             group = shape.heads // shape.kv_heads
@@ -132,7 +132,6 @@ class Llama(nn.Module):
         self._blocks = _block_mask(self._position, length) if attention == "flex" else None
         size = (batch, shape.kv_heads, length, shape.head_dim)
         for layer in self.layers:
-            layer.self_attn.flex_options = flex_options(batch * shape.kv_heads, weight.device)
             for name in ("keys", "values"):
                 cache = torch.zeros(size, device=weight.device, dtype=weight.dtype)
                 layer.self_attn.register_buffer(name, cache, persistent=False)

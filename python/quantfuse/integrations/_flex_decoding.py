@@ -27,17 +27,19 @@ _BLOCK = 128  # tokens of the cache that are read or left together
 def block_mask(mask: torch.Tensor) -> BlockMask:
     """Of one token of each sequence: ``mask`` is ``[batch, 1, 1, length]``, true where a key is seen."""
     length = mask.shape[-1]
-    padded = nn.functional.pad(mask, (0, -length % _BLOCK))
-    is_read = padded.unflatten(-1, (-1, _BLOCK)).any(-1).to(torch.int32)
-    count = is_read.shape[-1]
+    is_seen = nn.functional.pad(mask[:, 0, 0], (0, -length % _BLOCK))
+    is_read = is_seen.unflatten(-1, (-1, _BLOCK)).any(-1).to(torch.int32)
+    blocks = is_read.shape[-1]
     first = is_read.argmax(-1, keepdim=True)  # from the first block with a key to the last: mostly all are
-    last = count - 1 - is_read.flip(-1).argmax(-1, keepdim=True)
-    indices = (first + torch.arange(count, device=mask.device)) % count
+    last = blocks - 1 - is_read.flip(-1).argmax(-1, keepdim=True)
+    indices = (first + torch.arange(blocks, device=mask.device)) % blocks
+    # Inductor would put what makes `is_seen` into the kernel, where it does not compile. A sum is memory.
+    seen = nn.functional.pad(is_seen, (1, 0)).cumsum(-1, dtype=torch.int32)
     return BlockMask.from_kv_blocks(
-        (last - first + 1).squeeze(-1).to(torch.int32),
-        indices.to(torch.int32),
+        (last - first + 1)[:, None].to(torch.int32),
+        indices[:, None, None].to(torch.int32),
         BLOCK_SIZE=_BLOCK,
-        mask_mod=lambda batch, head, query, key: padded[batch, 0, query, key],
+        mask_mod=lambda batch, head, query, key: seen[batch, key + 1] > seen[batch, key],
         seq_lengths=(1, length),
     )
 
@@ -74,7 +76,7 @@ def _attention(
         block_mask=attention_mask,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
-        kernel_options=flex_options(key.shape[0] * key.shape[1], key.device),
+        kernel_options=flex_options(key),
     )
     return attended.transpose(1, 2).contiguous(), None
 
