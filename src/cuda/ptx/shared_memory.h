@@ -55,6 +55,9 @@ __device__ __forceinline__ void store_shared16(uint32_t to, uint4 v) {
 __device__ __forceinline__ void store_shared_float(uint32_t to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
+__device__ __forceinline__ void store_shared_float2(uint32_t to, float2 v) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v.x), "f"(v.y) : "memory");
+}
 
 // ---- Copies (cp.async, PTX ISA 7.0, sm_80) ----
 
