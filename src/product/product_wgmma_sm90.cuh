@@ -30,20 +30,26 @@
 #include "cuda/cursor.h"
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
+#include "cuda/ptx/convert.h"
 #include "cuda/ptx/dependent_launch.h"
 #include "cuda/ptx/matrix.h"
 #include "cuda/ptx/shared_memory.h"
 #include "cuda/ptx/wgmma_bytes.h"
 #include "formats/codes.h"
+#include "formats/quantizer.h"
 
 namespace quantfuse::product {
 
 constexpr int kGroupTokens = 64;             // of a warpgroup
 constexpr int kBlockK = 128, kSteps = 4;     // 128 bytes: what a swizzled row has; of 32, what wgmma takes
 constexpr int kConsumers = 2;                   // warpgroups
+constexpr int kTurn = 1;                        // first of their named barriers
 constexpr int kPair = 2;                        // blocks of a cluster
-constexpr int kBoxCols = 64, kWarpTokens = 16;  // of y, as a warp stores it
+constexpr int kWarpTokens = 16, kBoxRowBytes = 128;  // of a box of y, as a warp stores it
 
+#ifndef BOXES
+#define BOXES 1
+#endif
 enum class Scaling { whole, blocks };  // scales that are the same for all k, or one for each 128 of k
 
 template <int kCols_>
@@ -53,11 +59,12 @@ struct Shape {
   static constexpr int kSums = kCols / 2;  // of a thread
   static constexpr int kXBytes = kTokens * kBlockK, kWeightBytes = kCols * kBlockK;
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
-  static constexpr int kBoxBytes = kWarpTokens * kBoxCols * 2;
-  static constexpr int kStagedBytes = kConsumers * 4 * 2 * kBoxBytes;
-  static constexpr int kFactorBytes = kConsumers * kCols * 8;
-  static constexpr int kOtherBytes = kStagedBytes + kFactorBytes + 512;
-  static constexpr int kFitting = (227 * 1024 - kOtherBytes) / kStageBytes;
+  static constexpr int kScaleBytes = kTokens * 4 + kCols / 128 * 8;  // of a stage
+  static constexpr int kBoxes = BOXES, kBoxBytes = kWarpTokens * kBoxRowBytes;
+  static constexpr int kStagedBytes = kBoxes * kConsumers * 4 * kBoxBytes;
+  static constexpr int kFactorBytes = kCols * 8 + kTokens * 4;  // scale and bias of columns, scale of tokens
+  static constexpr int kOtherBytes = kStagedBytes + 2 * kFactorBytes + 512;
+  static constexpr int kFitting = (227 * 1024 - kOtherBytes) / (kStageBytes + kScaleBytes);
   static constexpr int kStages = kFitting < 8 ? kFitting : 8;
   static constexpr int kThreads = 128 * (kConsumers + 1);
 };
@@ -74,7 +81,11 @@ struct TileProblem {
   bool is_gated, has_residual;
   qf_activation activation;
   Vector bias;  // [n]
-  Matrix out;   // i32, f32, f16 or bf16
+  Matrix out;   // i32, f32, f16 or bf16, or codes
+  qf_format out_format;
+  bool has_dynamic_scale;  // of codes: written for each token and 128 columns, or one that is read
+  float* out_scale;
+  int32_t out_groups;
 };
 
 // ---- The tiles ----
@@ -93,23 +104,27 @@ __device__ TilePlace tile_at(const TileProblem& p, int index, int rank) {
   return {pair.token_block * kPair + rank, pair.col_block};
 }
 
-// ---- Shared memory: ring | y | factors of columns | barriers ----
+// ---- Shared memory: ring | boxes of y | factors of two tiles | scales of stages | barriers ----
 
 template <class S>
 struct Smem {
-  uint32_t ring, staged, factors, full, empty, residual;
+  uint32_t ring, staged, factors, scales, full, empty, factors_full, factors_empty, residual;
   __device__ explicit Smem(const char* shared) {
     ring = ptx::shared_address(shared);
     staged = ring + S::kStages * S::kStageBytes;
     factors = staged + S::kStagedBytes;
-    full = factors + S::kFactorBytes;
+    scales = factors + 2 * S::kFactorBytes;
+    full = scales + S::kStages * S::kScaleBytes;
     empty = full + 8 * S::kStages;
-    residual = empty + 8 * S::kStages;
+    factors_full = empty + 8 * S::kStages;
+    factors_empty = factors_full + 16;
+    residual = factors_empty + 16;
   }
   __device__ uint32_t x_at(int stage) const { return ring + stage * S::kStageBytes; }
   __device__ uint32_t weight_at(int stage) const { return x_at(stage) + S::kXBytes; }
-  static constexpr int kBytes =
-      S::kStages * S::kStageBytes + S::kStagedBytes + S::kFactorBytes + 16 * S::kStages + 64;
+  __device__ uint32_t scales_at(int stage) const { return scales + stage * S::kScaleBytes; }
+  static constexpr int kBytes = S::kStages * (S::kStageBytes + S::kScaleBytes) + S::kStagedBytes + 2 * S::kFactorBytes +
+                                16 * S::kStages + 32 + kConsumers * 4 * 8;
 };
 
 // Which of all tiles are this block's.
@@ -142,6 +157,73 @@ __device__ void produce(const TileProblem& p, const Smem<S>& smem, const Share& 
       copy_x(tile, k, cursor.at);
       copy_weight(tile, k, cursor.at);
     }
+  }
+}
+
+// ---- Scales of blocks: one warp ----
+
+// [token], then [128 columns][gate or up]: as they lie in memory, copied one by one, as far ahead as the ring.
+template <class S>
+__device__ void produce_scales(const TileProblem& p, const Smem<S>& smem, const Share& share, int lane) {
+  ptx::wait_for_previous_kernel();
+  Cursor cursor;
+  for (int index = share.first; index < share.tiles; index += share.step) {
+    const TilePlace tile = tile_at<S>(p, index, share.rank);
+    const int64_t token = static_cast<int64_t>(tile.token_block) * S::kTokens + lane;
+    int64_t col = static_cast<int64_t>(tile.col_block) * S::kCols + lane / 2 * 128;
+    col = min(p.is_gated ? col / 2 : col, p.n_out - 1);
+    const float* w = p.w_scale + (p.is_gated && lane % 2 ? p.n_out + col : col) / p.w_block_rows * p.w_stride;
+    for (int k = 0; k < p.k_blocks; ++k, cursor.advance(S::kStages)) {
+      const uint32_t to = smem.scales_at(cursor.at);
+      ptx::barrier_wait_cluster(smem.empty + 8 * cursor.at, cursor.parity ^ 1);
+#pragma unroll
+      for (int i = 0; i < S::kTokens; i += 32) {
+        ptx::copy4_async(to + (i + lane) * 4, p.x_scale + min(token + i, p.m - 1) * p.x_stride + k);
+      }
+      if (lane < S::kCols / 64) ptx::copy4_async(to + (S::kTokens + lane) * 4, w + k);
+      ptx::arrive_after_copies(smem.full + 8 * cursor.at);
+    }
+  }
+}
+
+// ---- The factors of a tile: one warp ----
+
+// Scale and bias of a column of the tile, of a gated weight in the order of its rows.
+template <class S, Scaling kScaling>
+__device__ float2 column_factors(const TileProblem& p, const TilePlace& tile, int column) {
+  float2 f = {1.0f, 0.0f};
+  int64_t row = static_cast<int64_t>(tile.col_block) * S::kCols + column;
+  if (p.is_gated) {
+    const int64_t col = row / 16 * 8 + row % 8;
+    if (col >= p.n_out) return f;
+    row = col + row / 8 % 2 * p.n_out;
+  } else if (row >= p.n_out) {
+    return f;
+  }
+  if (kScaling == Scaling::whole && p.w_scale) f.x = p.w_scale[row / p.w_block_rows * p.w_stride];
+  if (p.bias) f.y = float_at(p.bias, row);
+  return f;
+}
+
+template <class S, Scaling kScaling>
+__device__ void produce_factors(const TileProblem& p, const Smem<S>& smem, const Share& share, int lane) {
+  ptx::wait_for_previous_kernel();
+  Cursor buffer;
+  for (int index = share.first; index < share.tiles; index += share.step, buffer.advance(2)) {
+    const TilePlace tile = tile_at<S>(p, index, share.rank);
+    const uint32_t to = smem.factors + buffer.at * S::kFactorBytes;
+    ptx::barrier_wait(smem.factors_empty + 8 * buffer.at, buffer.parity ^ 1);
+#pragma unroll 2
+    for (int i = lane; i < S::kCols; i += 32)
+      ptx::store_shared_float2(to + i * 8, column_factors<S, kScaling>(p, tile, i));
+    if (kScaling == Scaling::whole) {
+#pragma unroll 2
+      for (int i = lane; i < S::kTokens; i += 32) {
+        const int64_t token = min(static_cast<int64_t>(tile.token_block) * S::kTokens + i, p.m - 1);
+        ptx::store_shared_float(to + S::kCols * 8 + i * 4, p.x_scale ? p.x_scale[token * p.x_stride] : 1.0f);
+      }
+    }
+    ptx::barrier_arrive(smem.factors_full + 8 * buffer.at);
   }
 }
 
@@ -180,35 +262,10 @@ struct Numbers {
   }
 };
 
-// Scales of blocks for a thread's two tokens, which it asks for one block of k ahead.
+// Scales of a block of k: of a thread's two tokens, and of 128 columns, or of their gate and up rows.
 template <class S>
 struct BlockScales {
-  static constexpr int kParts = S::kCols / 128;  // columns that share a scale; of a gated weight, gate and up each
-  const float* x[2];
-  const float* w[kParts];
-  const float* up[kParts];
-  float x_next[2], w_next[kParts], up_next[kParts];
-
-  __device__ void begin(const TileProblem& p, const TilePlace& tile, int token) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t of = static_cast<int64_t>(tile.token_block) * S::kTokens + token + 8 * i;
-      x[i] = p.x_scale + min(of, p.m - 1) * p.x_stride;
-    }
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      int64_t col = static_cast<int64_t>(tile.col_block) * S::kCols + 128 * i;
-      col = min(p.is_gated ? col / 2 : col, p.n_out - 1);
-      w[i] = p.w_scale + col / p.w_block_rows * p.w_stride;
-      up[i] = p.is_gated ? p.w_scale + (p.n_out + col) / p.w_block_rows * p.w_stride : w[i];
-    }
-  }
-  __device__ void load(int k) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) x_next[i] = x[i][k];
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) w_next[i] = w[i][k], up_next[i] = up[i][k];
-  }
+  float x[2], w[S::kCols / 128][2];
 };
 
 template <class S, class N, Scaling kScaling>
@@ -217,14 +274,15 @@ struct Consumer {
   static constexpr bool kPromotes = !N::kIsInteger || kScaling == Scaling::blocks;
   using Total = std::conditional_t<kPromotes, float, int32_t>;
   int group, warp, lane;  // the warpgroup, its warp, and the warp's lane
+  uint32_t residual_parity;  // of the warp's barrier
   Total totals[S::kSums];
 
   // Of the tile's tokens, the first that this thread has; the other one is 8 further on.
   __device__ int first_token() const { return group * kGroupTokens + warp * kWarpTokens + lane / 4; }
 
-  __device__ __forceinline__ void multiply(Ring<S>& ring, const TileProblem& p, const TilePlace& tile) {
-    if constexpr (kPromotes) multiply_promoting(ring, p, tile);
-    else multiply_exactly(ring, p.k_blocks);
+  __device__ __forceinline__ void multiply(Ring<S>& ring, int count) {
+    if constexpr (kPromotes) multiply_promoting(ring, count);
+    else multiply_exactly(ring, count);
   }
 
   __device__ __forceinline__ void multiply_exactly(Ring<S>& ring, int count) {
@@ -249,252 +307,325 @@ struct Consumer {
 
   // The tokens' codes go through registers, so that shared memory is read for them once, although the columns
   // are multiplied part by part: two parts' sums are all that there is room for beside the totals. While one is
-  // added to them the next is multiplied.
-  __device__ __forceinline__ void multiply_promoting(Ring<S>& ring, const TileProblem& p, const TilePlace& tile) {
+  // added to them the next is multiplied. The two warpgroups take turns: one has the tensor cores for a stage
+  // while the other adds its last sums and loads its next codes.
+  __device__ __forceinline__ void multiply_promoting(Ring<S>& ring, int count) {
     constexpr int kPartCols = 64, kParts = S::kCols / kPartCols, kPartSums = kPartCols / 2;
+    static_assert(kParts % 2 == 0);
     typename N::Sum sums[2][kPartSums];
     uint32_t x[kSteps][4];
-    BlockScales<S> scales;
-    float scale[2][2];  // of a part: [columns, or gate and up][token]
-    if constexpr (kScaling == Scaling::blocks) scales.begin(p, tile, first_token()), scales.load(0);
+    BlockScales<S> scales = {};
 #pragma unroll
     for (float& total : totals) total = 0.0f;
+
+    const auto multiply_part = [&](int part, uint32_t w) {
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        N::multiply(sums[part % 2], x[step], ptx::swizzled_rows(w + part * kPartCols * kBlockK, step), step);
+      }
+      ptx::wgmma_commit();
+    };
+    const auto promote = [&](int part) {
+      float scale[2][2];  // [columns, or gate and up][token]
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = scales.x[i % 2] * scales.w[part * kPartCols / 128][i / 2];
+#pragma unroll
+      for (int i = 0; i < kPartSums; ++i) {
+        float& total = totals[part * kPartSums + i];
+        const float sum = static_cast<float>(sums[part % 2][i]);
+        if constexpr (kScaling == Scaling::whole) total += sum;
+        else total = fmaf(sum, scale[i / 4 % 2][i / 2 % 2], total);
+      }
+    };
+
+    int stage = ring.take();
+    load_x(ring.smem.x_at(stage), x);
 #pragma unroll 1
-    for (int k = 0; k < p.k_blocks; ++k) {
-      const int stage = ring.take();
-      load_x(ring.smem.x_at(stage), x);
+    for (int k = 0; k < count; ++k) {
+      if constexpr (kScaling == Scaling::blocks) load_scales(ring.smem.scales_at(stage), scales);
       const uint32_t w = ring.smem.weight_at(stage);
-      float x_scale[2], w_scale[BlockScales<S>::kParts], up_scale[BlockScales<S>::kParts];
-      if constexpr (kScaling == Scaling::blocks) {
+      ptx::named_barrier_sync(kTurn + group, 128 * kConsumers);
+      multiply_part(0, w);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) x_scale[i] = scales.x_next[i];
-#pragma unroll
-        for (int i = 0; i < BlockScales<S>::kParts; ++i)
-          w_scale[i] = scales.w_next[i], up_scale[i] = scales.up_next[i];
-        scales.load(min(k + 1, p.k_blocks - 1));
+      for (int part = 1; part < kParts; ++part) {
+        multiply_part(part, w);
+        ptx::wgmma_wait<1>();
+        promote(part - 1);
       }
-      const auto promote = [&](int part) {
-        if constexpr (kScaling == Scaling::blocks) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            scale[0][i] = x_scale[i] * w_scale[part / 2], scale[1][i] = x_scale[i] * up_scale[part / 2];
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < kPartSums; ++i) {
-          float& total = totals[part * kPartSums + i];
-          const float sum = static_cast<float>(sums[part % 2][i]);
-          if constexpr (kScaling == Scaling::whole) total += sum;
-          else total = fmaf(sum, scale[i / 4 % 2][i / 2 % 2], total);
-        }
-      };
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          N::multiply(sums[part % 2], x[step], ptx::swizzled_rows(w + part * kPartCols * kBlockK, step), step);
-        }
-        ptx::wgmma_commit();
-        if (part > 0) {
-          ptx::wgmma_wait<1>();
-          promote(part - 1);
-        }
-      }
+      ptx::named_barrier_arrive(kTurn + (group ^ 1), 128 * kConsumers);
       ptx::wgmma_wait<0>();
       ring.give_back(stage, lane);
+      if (k + 1 < count) {
+        stage = ring.take();
+        load_x(ring.smem.x_at(stage), x);
+      }
       promote(kParts - 1);
+    }
+  }
+
+  __device__ __forceinline__ void load_scales(uint32_t from, BlockScales<S>& scales) const {
+    const uint32_t x = from + first_token() * 4, w = from + S::kTokens * 4;
+    scales.x[0] = ptx::load_shared_float(x), scales.x[1] = ptx::load_shared_float(x + 32);
+#pragma unroll
+    for (int i = 0; i < S::kCols / 128; ++i) {
+      const float2 of_part = ptx::load_shared_float2(w + i * 8);
+      scales.w[i][0] = of_part.x, scales.w[i][1] = of_part.y;
     }
   }
 
   // 16 tokens of the warp by 128 codes, as wgmma wants them in registers.
   __device__ __forceinline__ void load_x(uint32_t from, uint32_t (&x)[kSteps][4]) const {
     const int row = group * kGroupTokens + warp * kWarpTokens + lane % 16;
+    const uint32_t at = from + row * kBlockK + ((lane / 16 ^ row % 8) << 4);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      ptx::load_matrices(from + row * kBlockK + (((step * 2 + lane / 16) ^ row % 8) * 16), x[step]);
-    }
+    for (int step = 0; step < kSteps; ++step) ptx::load_matrices(at ^ step << 5, x[step]);
   }
 };
 
 // ---- The epilogue ----
 
-// For results of 16 bits. GELU's erfc(z), z > 0, is exp(-z^2) times a polynomial in 1 / (1 + 0.33 z)
-// (Abramowitz and Stegun, 7.1.26).
-enum class Act { identity, relu, sigmoid, gelu };
+// For results of at most 16 bits.
+enum class Act { identity, sigmoid, other };
 
 template <Act kAct>
 struct Activate {
   float linear = 0, cubic = 0;  // v sigmoid(v (linear + cubic v^2)): SiLU, and GELU's tanh form
+  bool is_relu = false;
 
   __device__ explicit Activate(qf_activation kind) {
-    if constexpr (kAct == Act::sigmoid) {
-      linear = kind == QF_SILU ? 1.0f : 2.0f * 0.79788456f;
-      cubic = kind == QF_SILU ? 0.0f : 2.0f * 0.79788456f * 0.044715f;
-    }
+    linear = kind == QF_SILU ? 1.0f : 2.0f * 0.79788456f;
+    cubic = kind == QF_SILU ? 0.0f : 2.0f * 0.79788456f * 0.044715f;
+    is_relu = kind == QF_RELU;
   }
   __device__ __forceinline__ float operator()(float v) const {
-    if constexpr (kAct == Act::relu) {
-      return v < 0 ? 0.0f : v;  // NaN stays
-    } else if constexpr (kAct == Act::sigmoid) {
-      return __fdividef(v, 1.0f + __expf(-v * fmaf(cubic * v, v, linear)));
-    } else if constexpr (kAct == Act::gelu) {
-      const float z = 0.70710678f * fabsf(v), t = __fdividef(1.0f, fmaf(0.3275911f, z, 1.0f));
-      float series = fmaf(1.061405429f, t, -1.453152027f);
-      series = fmaf(series, t, 1.421413741f);
-      series = fmaf(series, t, -0.284496736f);
-      series = fmaf(series, t, 0.254829592f);
-      const float tail = 0.5f * series * t * __expf(-z * z);
-      return v * (v < 0 ? tail : 1.0f - tail);
-    } else {
-      return v;
-    }
+    if constexpr (kAct == Act::identity) return v;
+    else if constexpr (kAct == Act::sigmoid) return __fdividef(v, 1.0f + __expf(-v * fmaf(cubic * v, v, linear)));
+    else return is_relu ? (v < 0 ? 0.0f : v) : gelu(v);  // NaN stays
+  }
+  // erfc(z), z > 0, as exp(-z^2) times a polynomial in 1 / (1 + 0.33 z) (Abramowitz and Stegun, 7.1.26).
+  __device__ static __forceinline__ float gelu(float v) {
+    const float z = 0.70710678f * fabsf(v), t = __fdividef(1.0f, fmaf(0.3275911f, z, 1.0f));
+    float series = fmaf(1.061405429f, t, -1.453152027f);
+    series = fmaf(series, t, 1.421413741f);
+    series = fmaf(series, t, -0.284496736f);
+    series = fmaf(series, t, 0.254829592f);
+    const float tail = 0.5f * series * t * __expf(-z * z);
+    return v * (v < 0 ? tail : 1.0f - tail);
   }
 };
 
-// A warp's part of a tile of y: 16 tokens.
+// A warp's part of a tile of y: 16 tokens. First the sums become the numbers of y, in registers, then these go
+// where they belong. Thread 4 g + q has columns 8 u + 2 q, + 1 of tokens g and g + 8 in v[4 u .. 4 u + 3].
 template <class S, class N, Scaling kScaling>
 struct Finisher {
   const TileProblem& p;
   const Smem<S>& smem;
-  const Consumer<S, N, kScaling>& consumer;
+  Consumer<S, N, kScaling>& consumer;
   const TilePlace tile;
+  const uint32_t factors;  // the tile's, in shared memory
+  using Values = float[S::kSums];
 
-  __device__ uint32_t factors() const { return smem.factors + consumer.group * S::kCols * 8; }
-  __device__ uint32_t box(int index) const {
-    return smem.staged + ((consumer.group * 4 + consumer.warp) * 2 + index % 2) * S::kBoxBytes;
+  __device__ int out_cols() const { return p.is_gated ? S::kCols / 2 : S::kCols; }
+  __device__ int first_token() const { return tile.token_block * S::kTokens + consumer.first_token(); }
+  __device__ int first_col() const { return tile.col_block * out_cols(); }
+  // A warp has a box or two of y in shared memory: 128 bytes of 16 tokens, in pieces of 16.
+  __device__ uint32_t wait_for_box(int index) const {
+    if (consumer.lane == 0) ptx::wait_stores_read<S::kBoxes - 1>();
+    __syncwarp();
+    return smem.staged + ((consumer.group * 4 + consumer.warp) * S::kBoxes + index % S::kBoxes) * S::kBoxBytes;
   }
-  // Scale and bias of columns c and c + 1 of the tile.
-  __device__ float4 factors_at(int column) const {
-    const uint4 bits = ptx::load_shared16(factors() + column * 8);
-    return {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)};
+  __device__ static uint32_t piece(int token, int at) { return token * kBoxRowBytes + ((at ^ token % 8) << 4); }
+  __device__ __forceinline__ void store_box(uint32_t from, int column) const {
+    ptx::copy_fence();
+    __syncwarp();
+    if (consumer.lane == 0) {  // which has the first of the tokens
+      ptx::store_box(p.y, column, first_token(), from);
+      ptx::end_store_group();
+    }
   }
-  // Columns 8 j + 2 q, + 1 of the two tokens, scaled and with bias.
-  __device__ __forceinline__ void scaled(int j, const float (&token_scale)[2], float (&v)[4]) const {
-    const float4 f = factors_at(8 * j + consumer.lane % 4 * 2);
+
+  // Of the sums 8 j .. 8 j + 7 of the tile's columns.
+  __device__ __forceinline__ void scale(int j, const float (&token_scale)[2], float (&v)[4]) const {
+    const uint4 f = ptx::load_shared16(factors + (8 * j + consumer.lane % 4 * 2) * 8);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float sum = static_cast<float>(consumer.totals[4 * j + i]), bias = i % 2 ? f.w : f.y;
-      if constexpr (kScaling == Scaling::whole) v[i] = fmaf(sum, token_scale[i / 2] * (i % 2 ? f.z : f.x), bias);
+      const float sum = static_cast<float>(consumer.totals[4 * j + i]);
+      const float of_column = __uint_as_float(i % 2 ? f.z : f.x), bias = __uint_as_float(i % 2 ? f.w : f.y);
+      if constexpr (kScaling == Scaling::whole) v[i] = fmaf(sum, token_scale[i / 2] * of_column, bias);
       else v[i] = sum + bias;
     }
   }
-  __device__ void load_token_scales(float (&scale)[2]) const {
+  __device__ __forceinline__ void load_token_scales(float (&token_scale)[2]) const {
+    const uint32_t at = factors + S::kCols * 8 + consumer.first_token() * 4;
+    token_scale[0] = ptx::load_shared_float(at), token_scale[1] = ptx::load_shared_float(at + 32);
+  }
+  // The numbers of a unit of 8 columns of y.
+  template <Act kAct, bool kIsGated>
+  __device__ __forceinline__ void finish_unit(int unit, const Activate<kAct>& activate, const float (&token_scale)[2],
+                                              float (&v)[4]) const {
+    scale(kIsGated ? 2 * unit : unit, token_scale, v);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t token = static_cast<int64_t>(tile.token_block) * S::kTokens + consumer.first_token() + i * 8;
-      scale[i] = kScaling == Scaling::whole && p.x_scale ? p.x_scale[min(token, p.m - 1) * p.x_stride] : 1.0f;
+    for (float& value : v) value = activate(value);
+    if constexpr (kIsGated) {
+      float up[4];
+      scale(2 * unit + 1, token_scale, up);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] *= up[i];
     }
   }
 
-  // y of 16 bits, 64 columns at a time: [token][64] in shared memory, swizzled, then a box copy.
-  template <Act kAct, bool kIsGated>
-  __device__ __forceinline__ void store_boxes() const {
-    constexpr int kPerUnit = kIsGated ? 2 : 1;  // groups of 8 sums for 8 columns of y
-    constexpr int kBoxes = S::kCols / kPerUnit / kBoxCols;
+  // y of 16 bits, 64 columns at a time.
+  template <Act kAct, bool kIsGated, bool kHasResidual>
+  __device__ __forceinline__ void store_halves() const {
+    constexpr int kBoxCols = 64, kOutCols = kIsGated ? S::kCols / 2 : S::kCols;
     const Activate<kAct> activate(p.activation);
     const bool is_bf16 = p.out.dtype == DType::bf16;
     const int lane = consumer.lane;
     float token_scale[2];
     load_token_scales(token_scale);
 #pragma unroll
-    for (int index = 0; index < kBoxes; ++index) {
-      if (lane == 0) ptx::wait_stores_read<1>();  // there are two boxes
-      __syncwarp();
+    for (int first = 0; first < kOutCols; first += kBoxCols) {
+      const uint32_t to = wait_for_box(first / kBoxCols);
+      if constexpr (kHasResidual) load_residual(to, first_col() + first);
 #pragma unroll
       for (int unit = 0; unit < kBoxCols / 8; unit += 2) {
+        const uint32_t at = to + piece(lane % 16, unit + lane / 16);
         uint32_t words[4];
+        if constexpr (kHasResidual) ptx::load_matrices(at, words);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int j = (index * kBoxCols / 8 + unit + i) * kPerUnit;
           float v[4];
-          scaled(j, token_scale, v);
+          finish_unit<kAct, kIsGated>(first / 8 + unit + i, activate, token_scale, v);
 #pragma unroll
-          for (float& one : v) one = activate(one);
-          if constexpr (kIsGated) {
-            float up[4];
-            scaled(j + 1, token_scale, up);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) v[e] *= up[e];
+          for (int half = 0; half < 2; ++half) {
+            uint32_t& word = words[2 * i + half];
+            if constexpr (kHasResidual) {
+              const float2 more = ptx::unpack_two(word, is_bf16);
+              v[2 * half] += more.x, v[2 * half + 1] += more.y;
+            }
+            word = ptx::pack_two(v[2 * half], v[2 * half + 1], is_bf16);
           }
-          words[2 * i] = ptx::pack_two(v[0], v[1], is_bf16);
-          words[2 * i + 1] = ptx::pack_two(v[2], v[3], is_bf16);
         }
-        ptx::store_matrices(box(index) + lane % 16 * 128 + (((unit + lane / 16) ^ lane % 8) * 16), words);
+        ptx::store_matrices(at, words);
       }
-      ptx::copy_fence();
-      __syncwarp();
-      if (lane == 0) {
-        ptx::store_box(p.y, tile.col_block * (S::kCols / kPerUnit) + index * kBoxCols,
-                       tile.token_block * S::kTokens + consumer.first_token(), box(index));
-        ptx::end_store_group();
+      store_box(to, first_col() + first);
+    }
+  }
+  __device__ __forceinline__ void load_residual(uint32_t to, int column) const {
+    const uint32_t barrier = smem.residual + (consumer.group * 4 + consumer.warp) * 8;
+    if (consumer.lane == 0) {
+      ptx::barrier_expect(barrier, S::kBoxBytes);
+      ptx::box_copy(to, p.residual, column, first_token(), barrier);
+    }
+    ptx::barrier_wait(barrier, consumer.residual_parity);
+    consumer.residual_parity ^= 1;
+  }
+
+  // y of codes, 128 columns at a time: with a static scale, or with one for each token and these columns.
+  template <qf_format kFormat>
+  __device__ __forceinline__ void store_codes(const Values& v) const {
+    constexpr int kBoxCols = 128;
+    const int lane = consumer.lane;
+#pragma unroll
+    for (int first = 0; first < S::kCols; first += kBoxCols) {
+      if (first >= out_cols()) break;
+      const uint32_t to = wait_for_box(first / kBoxCols);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* values = v + first / 2 + half * 2;
+        const float inverse = 1.0f / (p.has_dynamic_scale ? choose_scale<kFormat>(values, half, first) : *p.out_scale);
+#pragma unroll
+        for (int unit = 0; unit < kBoxCols / 8; ++unit) {
+          const uint32_t at = to + piece(lane / 4 + half * 8, unit / 2) + unit % 2 * 8 + lane % 4 * 2;
+          const float* two = values + unit * 4;
+          ptx::store_shared2(at, ptx::pack_codes<kFormat>(two[0] * inverse, two[1] * inverse));
+        }
+      }
+      store_box(to, first_col() + first);
+    }
+  }
+  template <qf_format kFormat>
+  __device__ __forceinline__ float choose_scale(const float* values, int half, int first) const {
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) largest = fmaxf(largest, fabsf(values[i / 2 * 4 + i % 2]));  // skips NaN
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    using namespace quantize;
+    const float scale =
+        quantizer_from_range(ScaleKind::symmetric, code_range(kFormat), -largest, largest).scale;
+    const int64_t token = int64_t{first_token()} + half * 8;
+    const int group = (first_col() + first) / 128;
+    if (consumer.lane % 4 == 0 && token < p.m && group < p.out_groups) p.out_scale[token * p.out_groups + group] = scale;
+    return scale;
+  }
+
+  // Numbers of float32.
+  __device__ __forceinline__ void store_floats(const Values& v) const {
+    each_row<float>([&](int i, float& to) { to = v[i]; });
+  }
+  // Sums of integers, as they are.
+  __device__ __forceinline__ void store_sums() const {
+    each_row<int32_t>([&](int i, int32_t& to) { to = consumer.totals[i]; });
+  }
+  template <class T, class Store>
+  __device__ __forceinline__ void each_row(const Store& store) const {
+    const int64_t token = first_token(), first = first_col() + consumer.lane % 4 * 2;
+    const int cols = static_cast<int>(min(p.n_out - first, int64_t{out_cols()}));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (token + i * 8 >= p.m) continue;
+      T* row = p.out.row<T>(token + i * 8) + first;
+#pragma unroll
+      for (int unit = 0; unit < S::kCols / 8; ++unit) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if (unit * 8 + j < cols) store(4 * unit + 2 * i + j, row[unit * 8 + j]);
+        }
       }
     }
   }
 
-  // Sums as they are, or scaled, to a matrix of i32 or f32.
-  template <class T>
-  __device__ __forceinline__ void store_numbers() const {
+  template <Act kAct, bool kIsGated>
+  __device__ __forceinline__ void finish_all(Values& v) const {
+    const Activate<kAct> activate(p.activation);
     float token_scale[2];
     load_token_scales(token_scale);
-    const int64_t first_token = static_cast<int64_t>(tile.token_block) * S::kTokens + consumer.first_token();
-    const int64_t first_col = static_cast<int64_t>(tile.col_block) * S::kCols + consumer.lane % 4 * 2;
-    T* rows[2] = {p.out.row<T>(first_token) + first_col, p.out.row<T>(first_token + 8) + first_col};
-    const int cols = static_cast<int>(min(p.n_out - first_col, int64_t{S::kCols}));
 #pragma unroll
-    for (int j = 0; j < S::kCols / 8; ++j) {
-      T values[4];
-      if constexpr (__is_same(T, int32_t)) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) values[i] = consumer.totals[4 * j + i];
-      } else {
-        scaled(j, token_scale, values);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (first_token + i / 2 * 8 < p.m && j * 8 + i % 2 < cols) rows[i / 2][j * 8 + i % 2] = values[i];
-      }
+    for (int unit = 0; unit < S::kCols / 8 / (kIsGated ? 2 : 1); ++unit) {
+      finish_unit<kAct, kIsGated>(unit, activate, token_scale, *reinterpret_cast<float(*)[4]>(v + 4 * unit));
     }
   }
-
-  template <Act kAct>
-  __device__ __forceinline__ void store_boxes() const {
-    if (p.is_gated) store_boxes<kAct, true>();
-    else store_boxes<kAct, false>();
+  // body(act, is_gated), both known to the compiler.
+  template <class Body>
+  __device__ __forceinline__ void with_kind(const Body& body) const {
+    const auto with_act = [&](auto act) {
+      if (p.is_gated) body(act, std::true_type{});
+      else body(act, std::false_type{});
+    };
+    if (p.activation == QF_IDENTITY) with_act(std::integral_constant<Act, Act::identity>{});
+    else if (p.activation == QF_SILU || p.activation == QF_GELU_TANH)
+      with_act(std::integral_constant<Act, Act::sigmoid>{});
+    else with_act(std::integral_constant<Act, Act::other>{});
   }
   __device__ __forceinline__ void run() const {
-    if (p.out.dtype == DType::i32) {
-      if constexpr (!Consumer<S, N, kScaling>::kPromotes) store_numbers<int32_t>();
-    } else if (p.out.dtype == DType::f32) {
-      store_numbers<float>();
-    } else if (p.activation == QF_IDENTITY) {
-      store_boxes<Act::identity>();
-    } else if (p.activation == QF_RELU) {
-      store_boxes<Act::relu>();
-    } else if (p.activation == QF_GELU) {
-      store_boxes<Act::gelu>();
-    } else {
-      store_boxes<Act::sigmoid>();
+    if constexpr (!Consumer<S, N, kScaling>::kPromotes) {
+      if (p.out.dtype == DType::i32) return store_sums();
     }
+    if (p.out_format == QF_FORMAT_NONE && p.out.dtype != DType::f32) {
+      return with_kind([&](auto act, auto is_gated) {
+        if (p.has_residual) store_halves<act.value, is_gated.value, true>();
+        else store_halves<act.value, is_gated.value, false>();
+      });
+    }
+    Values v;
+    with_kind([&](auto act, auto is_gated) { finish_all<act.value, is_gated.value>(v); });
+    if (p.out_format == QF_FORMAT_NONE) store_floats(v);
+    else if (p.out_format == QF_INT8) store_codes<QF_INT8>(v);
+    else store_codes<QF_FP8_E4M3>(v);
   }
 };
-
-// Scale and bias of one column of a tile, of a gated weight in the order of its rows.
-template <class S, Scaling kScaling>
-__device__ float2 load_factors(const TileProblem& p, const TilePlace& tile, int column) {
-  float2 f = {1.0f, 0.0f};
-  int64_t row = static_cast<int64_t>(tile.col_block) * S::kCols + column;
-  if (p.is_gated) {
-    const int64_t col = row / 16 * 8 + row % 8;
-    if (col >= p.n_out) return f;
-    row = col + row / 8 % 2 * p.n_out;
-  } else if (row >= p.n_out) {
-    return f;
-  }
-  if (kScaling == Scaling::whole && p.w_scale) f.x = p.w_scale[row / p.w_block_rows * p.w_stride];
-  if (p.bias) f.y = float_at(p.bias, row);
-  return f;
-}
 
 // ---- The kernel ----
 
@@ -510,9 +641,14 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(S::kThreads, 1)
   if (thread == 0) {
     ptx::prefetch_map(p.w), ptx::prefetch_map(p.x);
     for (int i = 0; i < S::kStages; ++i) {
-      ptx::barrier_init(smem.full + 8 * i, 1);
+      ptx::barrier_init(smem.full + 8 * i, kScaling == Scaling::blocks ? 33 : 1);
       ptx::barrier_init(smem.empty + 8 * i, kPair * kConsumers * 4);
     }
+    for (int i = 0; i < 2; ++i) {
+      ptx::barrier_init(smem.factors_full + 8 * i, 32);
+      ptx::barrier_init(smem.factors_empty + 8 * i, kConsumers * 4);
+    }
+    for (int i = 0; i < kConsumers * 4; ++i) ptx::barrier_init(smem.residual + 8 * i, 1);
     ptx::barrier_init_fence();
   }
   __syncthreads();
@@ -523,25 +659,23 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(S::kThreads, 1)
     ptx::release_registers<24>();
     const int warp = thread / 32 - 4 * kConsumers;
     if (warp == 0 && thread % 32 == 0) produce<S>(p, smem, share);
+    if (warp == 1) produce_factors<S, kScaling>(p, smem, share, thread % 32);
+    if (warp == 2 && kScaling == Scaling::blocks) produce_scales<S>(p, smem, share, thread % 32);
   } else {
     ptx::claim_registers<240>();
     ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
-    Consumer<S, N, kScaling> consumer = {thread / 128, thread / 32 % 4, thread % 32, {}};
+    Consumer<S, N, kScaling> consumer = {thread / 128, thread / 32 % 4, thread % 32, 0, {}};
     Ring<S> ring = {smem, {}};
-    for (int index = share.first; index < share.tiles; index += share.step) {
+    if (consumer.kPromotes && consumer.group == 1) ptx::named_barrier_arrive(kTurn, 128 * kConsumers);
+    Cursor factors;
+    for (int index = share.first; index < share.tiles; index += share.step, factors.advance(2)) {
       const TilePlace tile = tile_at<S>(p, index, share.rank);
-      const Finisher<S, N, kScaling> finisher = {p, smem, consumer, tile};
-      float2 factors[S::kCols / 128];
-#pragma unroll
-      for (int i = 0; i < S::kCols / 128; ++i)
-        factors[i] = load_factors<S, kScaling>(p, tile, thread % 128 + 128 * i);
-      consumer.multiply(ring, p, tile);
-      ptx::named_barrier_sync(1 + consumer.group, 128);  // all are done with the factors of the tile before
-#pragma unroll
-      for (int i = 0; i < S::kCols / 128; ++i)
-        ptx::store_shared_float2(finisher.factors() + (thread % 128 + 128 * i) * 8, factors[i]);
-      ptx::named_barrier_sync(1 + consumer.group, 128);
-      finisher.run();
+      consumer.multiply(ring, p.k_blocks);
+      ptx::hide(consumer.lane);  // or addresses of the epilogue would be kept in registers meanwhile
+      ptx::barrier_wait(smem.factors_full + 8 * factors.at, factors.parity);
+      Finisher<S, N, kScaling>{p, smem, consumer, tile, smem.factors + factors.at * S::kFactorBytes}.run();
+      __syncwarp();
+      if (thread % 32 == 0) ptx::barrier_arrive(smem.factors_empty + 8 * factors.at);
     }
     if (thread % 32 == 0) ptx::wait_stores();
   }

@@ -31,5 +31,13 @@ __device__ __forceinline__ uint32_t pack_two(float low, float high, bool is_bf16
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(f16_word) : "f"(high), "f"(low));
   return is_bf16 ? bf16_word : f16_word;
 }
+__device__ __forceinline__ float2 unpack_two(uint32_t word, bool is_bf16) {
+  if (is_bf16) return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
+  float2 two;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+      : "=f"(two.x), "=f"(two.y)
+      : "r"(word));
+  return two;
+}
 
 }  // namespace quantfuse::ptx
