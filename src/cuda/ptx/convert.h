@@ -28,6 +28,12 @@ __device__ __forceinline__ uint16_t pack_e5m2(float low, float high) {
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
   return codes;
 }
+// Two E4M3 numbers as f16, which has them all.
+__device__ __forceinline__ uint32_t unpack_e4m3(uint16_t codes) {
+  uint32_t numbers;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(numbers) : "h"(codes));
+  return numbers;
+}
 #endif
 
 }  // namespace quantfuse::ptx
