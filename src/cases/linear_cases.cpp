@@ -288,6 +288,19 @@ LinearSpec random_tensor_core_spec(Random& random, int64_t tokens) {
   return s;
 }
 
+// Quantized activations and weights that are a product of codes on a GPU.
+LinearSpec random_product_spec(Random& random, int64_t tokens) {
+  LinearSpec s = random_tensor_core_spec(random, tokens);
+  s.act_format = random.pick({QF_INT8, QF_INT8, QF_FP8_E4M3, QF_FP8_E4M3, QF_FP8_E5M2});
+  s.act_group = random.pick<int64_t>({0, 0, 32, 64, 100, 128});
+  s.has_quantized_x = random.chance(40);
+  if (random.chance(20)) s.weight.block.cols = 100;
+  s.weight.has_e8m0_scale = !is_integer(s.weight.format) && random.chance(30);
+  s.k = random.pick<int64_t>({8, 120, 127, 128, 129, 256, 384, 513});
+  s.row_padding = random.pick<int64_t>({0, 0, 0, 3});
+  return s;
+}
+
 }  // namespace
 
 CasePtr make_case(const LinearSpec& spec) { return std::make_unique<LinearCase>(spec); }
@@ -369,6 +382,15 @@ std::vector<CasePtr> linear_test_cases() {
     if (s.n > 1000) continue;
     s.weight = {QF_INT8, {1, 64}}, s.weight.is_asymmetric = true;
     s.dtype = kF16, s.data = Data::outliers;
+    list.add(s);
+  }
+  for (const int64_t tokens : {1, 15, 16, 17, 63, 64, 65, 128, 129, 130}) {
+    for (int i = 0; i < 7; ++i) list.add(random_product_spec(random, tokens));
+  }
+  // A tile for every SM of a large GPU.
+  for (int i = 0; i < 8; ++i) {
+    LinearSpec s = random_product_spec(random, 130);
+    s.n = 6400, s.k = 72;
     list.add(s);
   }
   // A NaN is its own token's alone.

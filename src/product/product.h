@@ -6,6 +6,8 @@
 // codes. The epilogue's fields have the names of linear::Problem, so that its functions serve both.
 #pragma once
 
+#include <algorithm>
+
 #include "core/kernel.h"
 #include "core/output.h"
 #include "linear/linear.h"
@@ -25,6 +27,11 @@ struct Operand {
 
   QF_HD bool has_zeros() const { return zero || zeros; }
   QF_HD int64_t groups() const { return scale ? scale.cols : 1; }  // along k
+  // 64-bit divisions cost a hundred instructions, and the kernels take no sizes beyond 2^31.
+  QF_HD static int64_t divide(int64_t i, int64_t by) {
+    return by == 1 ? i : static_cast<uint32_t>(i) / static_cast<uint32_t>(by);
+  }
+  QF_HD int64_t group_of(int64_t k) const { return divide(k, block.cols); }
   QF_HD int64_t scale_index(int64_t row, int64_t group) const {
     return row / block.rows * scale.cols + group;
   }
@@ -58,11 +65,16 @@ struct Product {
   QF_HD bool is_integer() const { return quantfuse::is_integer(a.format) && quantfuse::is_integer(b.format); }
 };
 
+// Blocks no larger than their matrix, which changes nothing and keeps them within 32 bits.
+inline qf_block clamp(qf_block block, int64_t rows, int64_t k) {
+  return {std::clamp<int64_t>(rows, 1, block.rows), std::clamp<int64_t>(k, 1, block.cols)};
+}
+
 inline Product from(const scaled_mm::Problem& p) {
   Product product = {};
   product.m = p.m, product.n = p.n, product.k = p.k, product.n_out = p.n;
-  product.a = {p.a, p.a_format, p.a_scale, p.a_block, {}, p.a_zero};
-  product.b = {p.b, p.b_format, p.b_scale, p.b_block, {}, p.b_zero};
+  product.a = {p.a, p.a_format, p.a_scale, clamp(p.a_block, p.m, p.k), {}, p.a_zero};
+  product.b = {p.b, p.b_format, p.b_scale, clamp(p.b_block, p.n, p.k), {}, p.b_zero};
   product.b_order = p.b_order;
   product.bias = p.bias;
   product.activation = QF_IDENTITY;
@@ -87,8 +99,9 @@ inline Requirements is_product(const linear::Problem& p) {
 inline Product from(const linear::Problem& p) {
   Product product = {};
   product.m = p.m, product.n = p.n, product.k = p.k, product.n_out = p.n_out;
-  product.a = {p.x, p.act_format, p.x_scale, {1, p.act_group}, {}, {}};
-  product.b = {p.weight.codes, p.weight.format, p.weight.scale, p.weight.block, p.weight.zero, {}};
+  product.a = {p.x, p.act_format, p.x_scale, clamp({1, p.act_group}, p.m, p.k), {}, {}};
+  product.b = {
+      p.weight.codes, p.weight.format, p.weight.scale, clamp(p.weight.block, p.n, p.k), p.weight.zero, {}};
   product.b_order = QF_NK;
   product.has_gate = p.weight.is_gated;
   product.bias = p.bias;

@@ -37,6 +37,12 @@ __device__ __forceinline__ uint16_t pack_codes(float low, float high) {
   else if constexpr (kFormat == QF_FP8_E5M2) return pack_e5m2(low, high);
   else return static_cast<uint16_t>(pack_s8(__float2int_rn(low), __float2int_rn(high), 0, 0));
 }
+// Two E4M3 numbers as f16, which has them all.
+__device__ __forceinline__ uint32_t unpack_e4m3(uint16_t codes) {
+  uint32_t numbers;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(numbers) : "h"(codes));
+  return numbers;
+}
 #endif
 
 }  // namespace quantfuse::ptx
