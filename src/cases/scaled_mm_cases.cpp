@@ -260,6 +260,23 @@ std::vector<CasePtr> scaled_mm_test_cases() {
     s.m = 130, s.n = random.pick<int64_t>({6400, 6337, 6342}), s.k = random.pick<int64_t>({33, 64, 100});
     return s;
   });
+  // What the kernel for many rows takes: tiles of 128 by 256, 128 of k at a time.
+  list.fill_up(500, [&] {
+    ScaledMmSpec s = random_spec(random);
+    s.a_format = s.b_format = random.pick({QF_INT8, QF_FP8_E4M3});
+    s.out = is_integer(s.a_format) ? random.pick({kI32, kF32, kF16, kBf16}) : random.pick({kF32, kF16, kBf16});
+    s.has_scales = s.out.code != kI32.code;
+    s.b_order = QF_NK;
+    s.a_block = random.pick<qf_block>({{1, 0}, {0, 0}, {1, 128}});
+    s.b_block = s.a_block.cols == 128 ? qf_block{128, 128} : random.pick<qf_block>({{1, 0}, {0, 0}, {128, 0}});
+    s.has_a_zero = s.has_b_zero = false;
+    s.has_bias = s.has_scales && random.chance(40);
+    s.m = random.pick<int64_t>({65, 127, 128, 129, 255, 256, 257});
+    s.n = 8 * random.pick<int64_t>({1, 8, 31, 32, 33, 65});
+    s.k = 16 * random.pick<int64_t>({1, 7, 8, 9, 24, 41});
+    s.row_padding = 0;
+    return s;
+  });
   // The largest sums, with zero points at the other end, of more columns than int32 has room for.
   for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2}) {
     ScaledMmSpec s;
@@ -280,7 +297,7 @@ std::vector<CasePtr> scaled_mm_test_cases() {
     for (const int64_t m : {2, 20, 70}) {
       ScaledMmSpec s;
       s.a_format = format, s.b_format = QF_FP8_E4M3, s.out = kBf16, s.has_scales = true;
-      s.m = m, s.n = 40, s.k = 200, s.data = Data::nan_in_row_1;
+      s.m = m, s.n = 40, s.k = 208, s.data = Data::nan_in_row_1;
       list.add(s);
     }
   }

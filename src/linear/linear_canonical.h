@@ -27,10 +27,11 @@ struct CanonicalPlan {
   bool quantizes_x, quantizes_y;
 };
 
-inline CanonicalPlan plan_canonical(const Problem& p) {
+// Without `finishes_y` codes of y with dynamic scales are made of float32 numbers afterwards.
+inline CanonicalPlan plan_canonical(const Problem& p, bool finishes_y = false) {
   CanonicalPlan plan = {};
   plan.quantizes_x = p.has_act_quant() && !p.x_scale;
-  plan.quantizes_y = p.out.is_quantized() && !p.out.is_static;
+  plan.quantizes_y = p.out.is_quantized() && !p.out.is_static && !finishes_y;
   int64_t offset = 0;
   const auto reserve = [&](int64_t bytes) {
     const int64_t at = offset;
@@ -178,10 +179,10 @@ static __device__ __noinline__ void finish_device(const P& p, float* staged, int
   finish_rows<1>(p, staged, at, {sum}, {up}, inputs);
 }
 
-// Runs the steps; product(problem, staged) launches the kernel.
+// Runs the steps; product(problem, staged) launches the kernel, which itself makes y where `finishes_y`.
 template <class Product>
-void launch_canonical(const Problem& p, const Launch& launch, const Product& product) {
-  const CanonicalPlan plan = plan_canonical(p);
+void launch_canonical(const Problem& p, const Launch& launch, const Product& product, bool finishes_y = false) {
+  const CanonicalPlan plan = plan_canonical(p, finishes_y);
   char* workspace = static_cast<char*>(launch.workspace);
   const auto matrix = [](void* data, int64_t rows, int64_t cols, DType dtype) {
     return Matrix{data, rows, cols, cols, dtype};

@@ -28,6 +28,13 @@ inline Requirements accepts_linear(const linear::Problem& p) {
 
 }  // namespace product
 
+// product_wgmma.h. `quantizes`: whether it makes the codes of an output itself.
+namespace product_wgmma_sm90 {
+bool quantizes(const Output& out);
+Requirements accepts(const product::Product& p);
+void launch(const product::Product& p, float* staged, const Launch& launch);
+}  // namespace product_wgmma_sm90
+
 // product_mma.h for sm_80 and newer, and for sm_75. Where y has dynamic scales, float32 numbers go to `staged`
 // [m, n_out].
 namespace product_mma_sm80 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// 8 x 8 matrices of 16-bit numbers between registers and shared memory (stmatrix: PTX ISA 7.8, sm_90).
+// 8 x 8 matrices of 16-bit numbers to shared memory (stmatrix: PTX ISA 7.8, sm_90), and pairs of such numbers.
 // Lane 4 g + q has columns 2 q, 2 q + 1 of row g.
 #pragma once
 
@@ -13,14 +13,6 @@ namespace quantfuse::ptx {
 __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&m)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(m[0]),
                "r"(m[1]), "r"(m[2]), "r"(m[3])
-               : "memory");
-}
-
-// The same matrices from shared memory (ldmatrix: PTX ISA 6.5, sm_75).
-__device__ __forceinline__ void load_matrices(uint32_t from, uint32_t (&m)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(from)
                : "memory");
 }
 

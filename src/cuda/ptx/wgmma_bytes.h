@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// wgmma of bytes (PTX ISA 8.0, sm_90a): d[64, n] += a[64, 32] b[32, n], b in shared memory as rows of k
-// (ptx/wgmma.h says how), and a as well or in registers: thread t of a warpgroup has the rows that it has of d,
-// bytes 4 q .. 4 q + 3 of k (registers 0 and 1: the two rows) and those 16 further on (2 and 3), q = t % 4.
+// wgmma of bytes (PTX ISA 8.0, sm_90a): d[64, n] += a[64, 32] b[32, n], both operands in shared memory as rows
+// of k, d in registers (ptx/wgmma.h says how).
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/ptx/wgmma.h"
-#include "quantfuse/quantfuse.h"
 
 namespace quantfuse::ptx {
-
-using Registers = uint32_t[4];
 
 // clang-format off
 #define QF_NUMBERS_8  "%0, %1, %2, %3, %4, %5, %6, %7"
@@ -31,39 +27,24 @@ using Registers = uint32_t[4];
 #define QF_SUMS_64(c, i) QF_SUMS_32(c, i), QF_SUMS_32(c, i + 32)
 #define QF_SUMS_128(c, i) QF_SUMS_64(c, i), QF_SUMS_64(c, i + 64)
 
-// `sums` registers for n = 2 * sums. The operands after them: a (a descriptor, or four registers), b, and
-// whether to add.
-#define QF_WGMMA(n, sums, types, constraint, tail, A, B, ADDS, ...)                                           \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADDS ", 0;\n"                                            \
-               "wgmma.mma_async.sync.aligned.m64n" #n "k32." types " {" QF_NUMBERS_##sums "}, " A ", %" #B     \
-               ", p" tail ";\n}"                                                                              \
-               : QF_SUMS_##sums(constraint, 0)                                                                \
-               : __VA_ARGS__, "l"(b), "r"(adds))
-#define QF_WGMMA_OF_FORMATS(n, sums, TYPE, A, B, ADDS, ...)                                                   \
-  __device__ __forceinline__ void wgmma_int8(int32_t (&d)[sums], TYPE a, uint64_t b, int adds) {              \
-    QF_WGMMA(n, sums, "s32.s8.s8", "+r", "", A, B, ADDS, __VA_ARGS__);                                        \
-  }                                                                                                           \
-  template <qf_format kA, qf_format kB>                                                                       \
-  __device__ __forceinline__ void wgmma_fp8(float (&d)[sums], TYPE a, uint64_t b, int adds) {                 \
-    if constexpr (kA == QF_FP8_E4M3 && kB == QF_FP8_E4M3)                                                     \
-      QF_WGMMA(n, sums, "f32.e4m3.e4m3", "+f", ", 1, 1", A, B, ADDS, __VA_ARGS__);                            \
-    else if constexpr (kA == QF_FP8_E4M3)                                                                     \
-      QF_WGMMA(n, sums, "f32.e4m3.e5m2", "+f", ", 1, 1", A, B, ADDS, __VA_ARGS__);                            \
-    else if constexpr (kB == QF_FP8_E4M3)                                                                     \
-      QF_WGMMA(n, sums, "f32.e5m2.e4m3", "+f", ", 1, 1", A, B, ADDS, __VA_ARGS__);                            \
-    else QF_WGMMA(n, sums, "f32.e5m2.e5m2", "+f", ", 1, 1", A, B, ADDS, __VA_ARGS__);                         \
+// `sums` registers for n = 2 * sums, then a, b, and whether to add.
+#define QF_WGMMA(n, sums, types, constraint, tail, A, B, ADDS)                                           \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADDS ", 0;\n"                                       \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k32." types " {" QF_NUMBERS_##sums "}, %" #A ", %" #B \
+               ", p" tail ";\n}"                                                                          \
+               : QF_SUMS_##sums(constraint, 0)                                                            \
+               : "l"(a), "l"(b), "r"(adds))
+#define QF_WGMMA_OF_FORMATS(n, sums, A, B, ADDS)                                                          \
+  __device__ __forceinline__ void wgmma_int8(int32_t (&d)[sums], uint64_t a, uint64_t b, int adds) {      \
+    QF_WGMMA(n, sums, "s32.s8.s8", "+r", "", A, B, ADDS);                                                 \
+  }                                                                                                       \
+  __device__ __forceinline__ void wgmma_e4m3(float (&d)[sums], uint64_t a, uint64_t b, int adds) {        \
+    QF_WGMMA(n, sums, "f32.e4m3.e4m3", "+f", ", 1, 1", A, B, ADDS);                                       \
   }
-#define QF_IN_SHARED "l"(a)
-#define QF_IN_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-QF_WGMMA_OF_FORMATS(64, 32, uint64_t, "%32", 33, 34, QF_IN_SHARED)
-QF_WGMMA_OF_FORMATS(128, 64, uint64_t, "%64", 65, 66, QF_IN_SHARED)
-QF_WGMMA_OF_FORMATS(256, 128, uint64_t, "%128", 129, 130, QF_IN_SHARED)
-QF_WGMMA_OF_FORMATS(64, 32, const Registers&, "{%32, %33, %34, %35}", 36, 37, QF_IN_REGISTERS)
-QF_WGMMA_OF_FORMATS(128, 64, const Registers&, "{%64, %65, %66, %67}", 68, 69, QF_IN_REGISTERS)
+QF_WGMMA_OF_FORMATS(128, 64, 64, 65, 66)
+QF_WGMMA_OF_FORMATS(256, 128, 128, 129, 130)
 // clang-format on
 
-#undef QF_IN_REGISTERS
-#undef QF_IN_SHARED
 #undef QF_WGMMA_OF_FORMATS
 #undef QF_WGMMA
 #undef QF_SUMS_128

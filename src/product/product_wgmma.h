@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * w[n,k], scales )        x, w: INT8, or FP8 E4M3 / E5M2
+// y[m,n] = epilogue( sum_k x[m,k] * w[n,k], scales )        x, w: INT8 | E4M3
 //
 // Tokens are the rows of wgmma, rows of the weight its columns, both straight from shared memory:
 //   gmem x, w --box copies--> smem, swizzled --wgmma--> sums
@@ -33,6 +33,7 @@
 #include "cuda/ptx/convert.h"
 #include "cuda/ptx/dependent_launch.h"
 #include "cuda/ptx/matrix.h"
+#include "cuda/ptx/mma.h"
 #include "cuda/ptx/shared_memory.h"
 #include "cuda/ptx/wgmma_bytes.h"
 #include "formats/codes.h"
@@ -47,9 +48,6 @@ constexpr int kTurn = 1;                        // first of their named barriers
 constexpr int kPair = 2;                        // blocks of a cluster
 constexpr int kWarpTokens = 16, kBoxRowBytes = 128;  // of a box of y, as a warp stores it
 
-#ifndef BOXES
-#define BOXES 1
-#endif
 enum class Scaling { whole, blocks };  // scales that are the same for all k, or one for each 128 of k
 
 template <int kCols_>
@@ -60,7 +58,7 @@ struct Shape {
   static constexpr int kXBytes = kTokens * kBlockK, kWeightBytes = kCols * kBlockK;
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
   static constexpr int kScaleBytes = kTokens * 4 + kCols / 128 * 8;  // of a stage
-  static constexpr int kBoxes = BOXES, kBoxBytes = kWarpTokens * kBoxRowBytes;
+  static constexpr int kBoxes = 1, kBoxBytes = kWarpTokens * kBoxRowBytes;
   static constexpr int kStagedBytes = kBoxes * kConsumers * 4 * kBoxBytes;
   static constexpr int kFactorBytes = kCols * 8 + kTokens * 4;  // scale and bias of columns, scale of tokens
   static constexpr int kOtherBytes = kStagedBytes + 2 * kFactorBytes + 512;
@@ -246,19 +244,15 @@ struct Ring {
   }
 };
 
-template <qf_format kX, qf_format kW>
+// INT8 or E4M3.
+template <qf_format kFormat>
 struct Numbers {
-  static constexpr bool kIsInteger = kW == QF_INT8;
+  static constexpr bool kIsInteger = kFormat == QF_INT8;
   using Sum = std::conditional_t<kIsInteger, int32_t, float>;
   template <int kSums>
   __device__ static __forceinline__ void multiply(Sum (&d)[kSums], uint64_t x, uint64_t w, int adds) {
     if constexpr (kIsInteger) ptx::wgmma_int8(d, x, w, adds);
-    else ptx::wgmma_fp8<kX, kW>(d, x, w, adds);
-  }
-  template <int kSums>
-  __device__ static __forceinline__ void multiply(Sum (&d)[kSums], const uint32_t (&x)[4], uint64_t w, int adds) {
-    if constexpr (kIsInteger) ptx::wgmma_int8(d, x, w, adds);
-    else ptx::wgmma_fp8<kX, kW>(d, x, w, adds);
+    else ptx::wgmma_e4m3(d, x, w, adds);
   }
 };
 
@@ -305,62 +299,44 @@ struct Consumer {
     ring.give_back(before, lane);
   }
 
-  // The tokens' codes go through registers, so that shared memory is read for them once, although the columns
-  // are multiplied part by part: two parts' sums are all that there is room for beside the totals. While one is
-  // added to them the next is multiplied. The two warpgroups take turns: one has the tensor cores for a stage
-  // while the other adds its last sums and loads its next codes.
+  // Beside the totals there is room for the sums of half of the columns. The two warpgroups take turns: one has
+  // the tensor cores for these while the other adds its last ones to the totals.
   __device__ __forceinline__ void multiply_promoting(Ring<S>& ring, int count) {
-    constexpr int kPartCols = 64, kParts = S::kCols / kPartCols, kPartSums = kPartCols / 2;
-    static_assert(kParts % 2 == 0);
-    typename N::Sum sums[2][kPartSums];
-    uint32_t x[kSteps][4];
+    constexpr int kPartCols = 128, kParts = S::kCols / kPartCols, kPartSums = kPartCols / 2;
     BlockScales<S> scales = {};
 #pragma unroll
     for (float& total : totals) total = 0.0f;
-
-    const auto multiply_part = [&](int part, uint32_t w) {
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        N::multiply(sums[part % 2], x[step], ptx::swizzled_rows(w + part * kPartCols * kBlockK, step), step);
-      }
-      ptx::wgmma_commit();
-    };
-    const auto promote = [&](int part) {
-      float scale[2][2];  // [columns, or gate and up][token]
-#pragma unroll
-      for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = scales.x[i % 2] * scales.w[part * kPartCols / 128][i / 2];
-#pragma unroll
-      for (int i = 0; i < kPartSums; ++i) {
-        float& total = totals[part * kPartSums + i];
-        const float sum = static_cast<float>(sums[part % 2][i]);
-        if constexpr (kScaling == Scaling::whole) total += sum;
-        else total = fmaf(sum, scale[i / 4 % 2][i / 2 % 2], total);
-      }
-    };
-
-    int stage = ring.take();
-    load_x(ring.smem.x_at(stage), x);
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
+      const int stage = ring.take();
+      const uint32_t x = ring.smem.x_at(stage) + group * kGroupTokens * kBlockK, w = ring.smem.weight_at(stage);
       if constexpr (kScaling == Scaling::blocks) load_scales(ring.smem.scales_at(stage), scales);
-      const uint32_t w = ring.smem.weight_at(stage);
-      ptx::named_barrier_sync(kTurn + group, 128 * kConsumers);
-      multiply_part(0, w);
 #pragma unroll
-      for (int part = 1; part < kParts; ++part) {
-        multiply_part(part, w);
-        ptx::wgmma_wait<1>();
-        promote(part - 1);
+      for (int part = 0; part < kParts; ++part) {
+        typename N::Sum sums[kPartSums];
+        ptx::named_barrier_sync(kTurn + group, 128 * kConsumers);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          N::multiply(sums, ptx::swizzled_rows(x, step), ptx::swizzled_rows(w + part * kPartCols * kBlockK, step),
+                      step);
+        }
+        ptx::wgmma_commit();
+        ptx::named_barrier_arrive(kTurn + (group ^ 1), 128 * kConsumers);
+        ptx::wgmma_wait<0>();
+        if (part == kParts - 1) ring.give_back(stage, lane);
+
+        float scale[2][2];  // [columns, or gate and up][token]
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = scales.x[i % 2] * scales.w[part][i / 2];
+#pragma unroll
+        for (int i = 0; i < kPartSums; ++i) {
+          float& total = totals[part * kPartSums + i];
+          const float sum = static_cast<float>(sums[i]);
+          if constexpr (kScaling == Scaling::whole) total += sum;
+          else total = fmaf(sum, scale[i / 4 % 2][i / 2 % 2], total);
+        }
       }
-      ptx::named_barrier_arrive(kTurn + (group ^ 1), 128 * kConsumers);
-      ptx::wgmma_wait<0>();
-      ring.give_back(stage, lane);
-      if (k + 1 < count) {
-        stage = ring.take();
-        load_x(ring.smem.x_at(stage), x);
-      }
-      promote(kParts - 1);
     }
   }
 
@@ -372,14 +348,6 @@ struct Consumer {
       const float2 of_part = ptx::load_shared_float2(w + i * 8);
       scales.w[i][0] = of_part.x, scales.w[i][1] = of_part.y;
     }
-  }
-
-  // 16 tokens of the warp by 128 codes, as wgmma wants them in registers.
-  __device__ __forceinline__ void load_x(uint32_t from, uint32_t (&x)[kSteps][4]) const {
-    const int row = group * kGroupTokens + warp * kWarpTokens + lane % 16;
-    const uint32_t at = from + row * kBlockK + ((lane / 16 ^ row % 8) << 4);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) ptx::load_matrices(at ^ step << 5, x[step]);
   }
 };
 
@@ -492,7 +460,7 @@ struct Finisher {
       for (int unit = 0; unit < kBoxCols / 8; unit += 2) {
         const uint32_t at = to + piece(lane % 16, unit + lane / 16);
         uint32_t words[4];
-        if constexpr (kHasResidual) ptx::load_matrices(at, words);
+        if constexpr (kHasResidual) ptx::load_matrices(words, at);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float v[4];
