@@ -35,16 +35,18 @@ struct Operand {
   QF_HD int64_t scale_index(int64_t row, int64_t group) const {
     return row / block.rows * scale.cols + group;
   }
-  QF_HD float scale_at(int64_t row, int64_t group) const {
+  QF_HD float scale_at(int64_t row, int64_t group) const { return scale_value(scale_index(row, group)); }
+  QF_HD int32_t zero_at(int64_t row, int64_t group) const {
+    if (zeros) return zeros.as<const int32_t>()[zeros.size == 1 ? 0 : row];
+    return zero_value(scale_index(row, group));
+  }
+  // By scale_index.
+  QF_HD float scale_value(int64_t i) const {
     if (!scale) return 1.0f;
-    const int64_t i = scale_index(row, group);
     return scale.dtype == DType::f32 ? static_cast<const float*>(scale.data)[i]
                                      : E8m0::decode(static_cast<const uint8_t*>(scale.data)[i]);
   }
-  QF_HD int32_t zero_at(int64_t row, int64_t group) const {
-    if (zeros) return zeros.as<const int32_t>()[zeros.size == 1 ? 0 : row];
-    return zero ? static_cast<const int8_t*>(zero.data)[scale_index(row, group)] : 0;
-  }
+  QF_HD int32_t zero_value(int64_t i) const { return zero ? static_cast<const int8_t*>(zero.data)[i] : 0; }
 };
 
 struct Product {

@@ -41,6 +41,12 @@ struct Bytes {
   __device__ __forceinline__ static uint4 unit(qf_format format, uint4 codes, int) {
     return as_bytes(format, codes);
   }
+  // body(format) as a constant: all of 8 bits are the same here.
+  template <class Body>
+  __device__ __forceinline__ static void with_format(qf_format format, const Body& body) {
+    if (format == QF_INT4) body(std::integral_constant<qf_format, QF_INT4>{});
+    else body(std::integral_constant<qf_format, QF_INT8>{});
+  }
 };
 
 template <class Arch>
@@ -90,6 +96,14 @@ struct Halves {
   __device__ __forceinline__ static uint4 unit(qf_format format, uint4 codes, int zero) {
     return as_halves(format, codes, zero);
   }
+  template <class Body>
+  __device__ __forceinline__ static void with_format(qf_format format, const Body& body) {
+    if (format == QF_INT8) body(std::integral_constant<qf_format, QF_INT8>{});
+    else if (format == QF_INT4) body(std::integral_constant<qf_format, QF_INT4>{});
+    else if (format == QF_FP8_E4M3) body(std::integral_constant<qf_format, QF_FP8_E4M3>{});
+    else if (format == QF_FP8_E5M2) body(std::integral_constant<qf_format, QF_FP8_E5M2>{});
+    else body(std::integral_constant<qf_format, QF_FP4_E2M1>{});
+  }
   __device__ __forceinline__ static void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                   uint32_t b1) {
     Arch::multiply_halves(c, a, b0, b1);
@@ -112,10 +126,10 @@ class Feed {
   __device__ Feed(const Product& p, const Plan& plan, const TileRows& a, const TileRows& b)
       : plan_(plan),
         is_nk_(p.b_order == QF_NK),
-        a_{p.a, a, plan.cut},
-        b_{p.b, b, plan.cut},
-        b_columns_{p.b, b, plan.cut},
-        scales_{p, plan, a, b} {}
+        a_(p.a, a, plan.cut),
+        b_(p.b, b, plan.cut),
+        b_columns_(p.b, b, plan.cut),
+        scales_(p, plan, a, b) {}
 
   // To a free place of the ring. What is held is there after store().
   __device__ __forceinline__ void fetch(int stage, uint32_t to) {
@@ -134,20 +148,24 @@ class Feed {
         a_.copy_async(stage, to);
       } else {
         a_.load(plan_.a_way, stage, held_a_);
-        if (Math::kHasAsyncCopies) a_.store(stage, to, held_a_);  // rare: not worth registers for all
+        if (!kHoldsA) a_.store(plan_.a_way, stage, to, held_a_);
       }
     }
   }
   __device__ __forceinline__ void store(int stage, uint32_t to) {
     if constexpr (Math::kPromotes) scales_.store(to, held_scales_);
     if constexpr (!kIsAsync) {
-      if (!Math::kHasAsyncCopies) a_.store(stage, to, held_a_);
-      if (!is_nk_) b_columns_.store(stage, to, held_b_);
-      else if (!Math::kHasAsyncCopies || plan_.b_way != Way::kAsync) b_.store(stage, to, held_b_);
+      if (kHoldsA && !(Math::kHasAsyncCopies && plan_.a_way == Way::kAsync))
+        a_.store(plan_.a_way, stage, to, held_a_);
+      if (!is_nk_) b_columns_.store(plan_.b_way, stage, to, held_b_);
+      else if (!(Math::kHasAsyncCopies && plan_.b_way == Way::kAsync))
+        b_.store(plan_.b_way, stage, to, held_b_);
     }
   }
 
  private:
+  // Where a mostly comes by cp.async, and totals stand beside the sums, registers for it are not worth it.
+  static constexpr bool kHoldsA = !(Math::kHasAsyncCopies && Math::kPromotes);
   const Plan& plan_;
   bool is_nk_;
   RowFeed<Math, S, S::kM, 0> a_;
@@ -481,9 +499,16 @@ struct Finish {
     }
     if (!plan.has_scales_at_end || plan.cut.k == 0) return;  // no columns have no scales
     const float a_scale = p.a.scale_at(row, 0);
+    const Matrix& scale = p.b.scale;
+    if (scale.dtype == DType::f32 && p.b.block.rows == 1 && count == kUnit) {
+      const float* b_scales = static_cast<const float*>(scale.data) + col;
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      if (i < count) v[i] *= a_scale * p.b.scale_at(col + i, 0);
+      for (int i = 0; i < kUnit; ++i) v[i] *= a_scale * b_scales[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) {
+        if (i < count) v[i] *= a_scale * p.b.scale_at(col + i, 0);
+      }
     }
   }
 

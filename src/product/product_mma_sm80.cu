@@ -13,7 +13,7 @@ struct Arch {
   static constexpr const char* kName = "product_mma_sm80";
   static constexpr bool kHasAsyncCopies = true;
   static constexpr int kMaxStages = 4;
-  static constexpr int64_t kMaxSmemBytes = 163 * 1024;  // an A100's: the other GPUs then run what it does
+  static constexpr int64_t kMaxSmemBytes = 227 * 1024;
 
   __device__ __forceinline__ static void multiply_bytes(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                         uint32_t b1) {
@@ -32,22 +32,26 @@ struct Arch {
   }
 };
 
-// Few tokens: four warps stream as many slices of b. Else the larger tile, if there is one for most SMs.
+// Few tokens: four warps stream as many slices of b. Else the larger tile, if there is one for most SMs. 16
+// warps to an SM, in one block where totals stand beside the sums; 8 where codes are held in registers too.
 using Few = Shape<16, 32, 1, 1, 4, 1>;
-using Middle = Shape<64, 64, 2, 2, 2, 2>;
-using Large = Shape<128, 128, 2, 4, 1, 1>;
+template <bool kIsAsync>
+using Middle = Shape<64, 64, 2, 2, 2, kIsAsync ? 2 : 1>;
+template <class Math, bool kIsAsync>
+using Large =
+    Shape<128, 128, kIsAsync && Math::kPromotes ? 4 : 2, 4, 1, kIsAsync && !Math::kPromotes ? 2 : 1>;
 
 bool fills_large(const Product& p) {
-  const int64_t columns = p.is_gated() ? Large::kN / 2 : Large::kN;
-  return p.m > Middle::kM &&
-         ceil_div(p.m, Large::kM) * ceil_div(p.n_out, columns) * 4 >= int64_t{gpu_num_sms(p.device.id)} * 3;
+  const int64_t columns = p.is_gated() ? 64 : 128;
+  return p.m > 64 &&
+         ceil_div(p.m, 128) * ceil_div(p.n_out, columns) * 4 >= int64_t{gpu_num_sms(p.device.id)} * 3;
 }
 
 template <class Math, bool kIsAsync>
 void launch_math(const Product& p, float* staged, const Launch& launch) {
   if (p.m <= Few::kM) launch_shape<Arch, Math, Few, kIsAsync>(p, staged, launch);
-  else if (fills_large(p)) launch_shape<Arch, Math, Large, kIsAsync>(p, staged, launch);
-  else launch_shape<Arch, Math, Middle, kIsAsync>(p, staged, launch);
+  else if (fills_large(p)) launch_shape<Arch, Math, Large<Math, kIsAsync>, kIsAsync>(p, staged, launch);
+  else launch_shape<Arch, Math, Middle<kIsAsync>, kIsAsync>(p, staged, launch);
 }
 template <class Math>
 void launch_integers(const Product& p, float* staged, const Launch& launch) {
