@@ -126,8 +126,10 @@ class RowFeed {
       for (int j = 0; j < kHeld; ++j) {
         int zero = 0;
         if constexpr (Math::kSubtractsZeros && is_integer(format.value)) {
-          const int64_t group = o_.group_of(k + j / kPasses * Math::kTileColumns);
-          if (has_zeros) zero = o_.zero_at(row_of(j % kPasses), group);
+          if (has_zeros) {
+            const int64_t group = o_.group_of(k + j / kPasses * Math::kTileColumns);
+            zero = o_.zero_at(row_of(j % kPasses), group);
+          }
         }
         ptx::store_shared16(to + at(j), Math::unit(format.value, held[j], zero));
       }

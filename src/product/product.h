@@ -64,6 +64,7 @@ struct Product {
 
   QF_HD bool is_gated() const { return has_gate; }
   QF_HD bool is_exact() const { return out.y.dtype == DType::i32; }
+  QF_HD bool has_wide_zeros() const { return a.zeros || b.zeros; }  // of 32 bits
   QF_HD bool is_integer() const { return quantfuse::is_integer(a.format) && quantfuse::is_integer(b.format); }
 };
 

@@ -14,7 +14,8 @@
 //
 // The arithmetic is that of a Math: what a unit of 16 bytes holds, and whether its sums are promoted.
 //   IntegerSums     signed bytes, int32 over all of k; zero points by row and column sums
-//   IntegerGroups   the same by parts, each promoted to float32
+//   IntegerGroups   the same by parts, each promoted to float32; zero points of b alone, as bytes
+//   IntegerWideZeros   the same with zero points of 32 bits, of both
 //   Fp8             E4M3 as it is, promoted every 128 columns: the tensor cores add FP8 products with less
 //                   than float32's precision
 //   Halves          f16, which every format is exactly: FP8 where there is no mma of it, mixed formats
@@ -52,7 +53,7 @@ struct Bytes {
 template <class Arch>
 struct IntegerSums : Bytes<Arch> {
   using Sum = int;
-  static constexpr bool kPromotes = false;
+  static constexpr bool kPromotes = false, kHasWideZeros = true;
   static constexpr int kInitial = 0;
   __device__ __forceinline__ static void multiply(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                   uint32_t b1) {
@@ -64,11 +65,16 @@ struct IntegerSums : Bytes<Arch> {
 // it is the low part of a float32.
 template <class Arch>
 struct IntegerGroups : IntegerSums<Arch> {
-  static constexpr bool kPromotes = true;
+  static constexpr bool kPromotes = true, kHasWideZeros = false;
   static constexpr int kInitial = 0x4b400000;
   __device__ __forceinline__ static float to_float(int sum) {
     return float_from_bits(static_cast<uint32_t>(sum)) - 12582912.0f;
   }
+};
+
+template <class Arch>
+struct IntegerWideZeros : IntegerGroups<Arch> {
+  static constexpr bool kHasWideZeros = true;
 };
 
 template <class Arch>
@@ -308,7 +314,7 @@ class Multiplier {
         uint32_t b[4];
         ptx::load_matrices(b, (b_row ^ step * 32) + j * 8 * kRowBytes);
         if constexpr (std::is_same_v<typename Math::Sum, int>) {
-          if (plan_.has_column_sums) {
+          if (Math::kHasWideZeros && plan_.has_column_sums) {
             column_sums_[j] = add_bytes(b[0], add_bytes(b[1], column_sums_[j]));
             column_sums_[j + 1] = add_bytes(b[2], add_bytes(b[3], column_sums_[j + 1]));
           }
@@ -355,7 +361,7 @@ class Multiplier {
       }
     };
     if constexpr (std::is_same_v<typename Math::Sum, int>) {
-      if (plan_.has_wide_zeros) return add_less_wide_zeros(tile, part, add);
+      if constexpr (Math::kHasWideZeros) return add_less_wide_zeros(tile, part, add);
       if (plan_.has_row_sums) subtract_staged_zeros(at + plan_.zero_offset + b_index * 4);
     }
     add([&](int i, int j, int c) { return Math::to_float(sums_[i][j][c]); });
@@ -484,6 +490,22 @@ struct Finish {
     }
   }
 
+  __device__ __forceinline__ void store_exact(int token, int64_t row, int from, int64_t col,
+                                              int count) const {
+    int v[kUnit] = {};
+    each_sum(token, row, from, col, count, [&](int i, int64_t sum) { v[i] = static_cast<int32_t>(sum); });
+    auto* to = p.out.y.row<int32_t>(row) + col;
+    if (count == kUnit && reinterpret_cast<uint64_t>(to) % 16 == 0) {
+      reinterpret_cast<int4*>(to)[0] = {v[0], v[1], v[2], v[3]};
+      reinterpret_cast<int4*>(to)[1] = {v[4], v[5], v[6], v[7]};
+    } else {
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) {
+        if (i < count) to[i] = v[i];
+      }
+    }
+  }
+
   // Eight numbers, scaled.
   __device__ __forceinline__ void numbers(int token, int64_t row, int from, int64_t col, int count,
                                           float (&v)[kUnit]) const {
@@ -523,9 +545,7 @@ struct Finish {
       const int count = static_cast<int>(min(p.n_out - col, int64_t{kUnit}));
       if constexpr (!Math::kPromotes) {
         if (p.is_exact()) {
-          each_sum(token, row, from, col, count, [&](int j, int64_t sum) {
-            p.out.y.row<int32_t>(row)[col + j] = static_cast<int32_t>(sum);
-          });
+          store_exact(token, row, from, col, count);
           continue;
         }
       }
@@ -611,7 +631,7 @@ Plan make_plan(const Product& p) {
   plan.has_scales_at_end = p.a.block.cols >= p.k && p.b.block.cols >= p.k;
   plan.has_row_sums = !Math::kSubtractsZeros && p.b.has_zeros();
   plan.has_column_sums = !Math::kSubtractsZeros && p.a.has_zeros();
-  plan.has_wide_zeros = p.a.zeros || p.b.zeros;
+  plan.has_wide_zeros = p.has_wide_zeros();
   if (plan.has_wide_zeros && Math::kPromotes) plan.has_row_sums = plan.has_column_sums = true;
 
   const int scale_bytes = plan.cut.parts * S::kWarpsK * S::kRows * 4;
