@@ -25,12 +25,13 @@ static __device__ __noinline__ uint4 gather_codes(const uint8_t* row, int64_t k,
   return {words[0], words[1], words[2], words[3]};
 }
 
-// `bytes` at a multiple of as many.
-__device__ __forceinline__ uint4 load_codes(const uint8_t* from, int bytes) {
+// kBytes at a multiple of as many.
+template <int kBytes>
+__device__ __forceinline__ uint4 load_codes(const uint8_t* from) {
   uint4 v = {};
-  if (bytes == 16) {
+  if constexpr (kBytes == 16) {
     v = *reinterpret_cast<const uint4*>(from);
-  } else if (bytes == 8) {
+  } else if constexpr (kBytes == 8) {
     const uint2 half = *reinterpret_cast<const uint2*>(from);
     v.x = half.x, v.y = half.y;
   } else {
@@ -39,15 +40,18 @@ __device__ __forceinline__ uint4 load_codes(const uint8_t* from, int bytes) {
   return v;
 }
 
-// Columns [col, col + 4) of a row of b in order KN, a byte or a nibble each; zeros beyond n.
-static __device__ __noinline__ uint32_t gather_columns(const uint8_t* row, int64_t col, int64_t n,
-                                                       bool is_4bit) {
-  uint32_t word = 0;
-  for (int i = 0; i < 4 && col + i < n; ++i) {
-    if (is_4bit) word |= static_cast<uint32_t>(nibble_at(row, col + i)) << (4 * i);
-    else word |= static_cast<uint32_t>(row[col + i]) << (8 * i);
+// Codes [k, k + count) of a column of b in order KN as bytes, signed ones of INT4; zeros beyond n.
+static __device__ __noinline__ uint4 gather_column(const Operand& o, int64_t k, int count, int64_t col,
+                                                   int64_t n) {
+  uint32_t words[4] = {};
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    if (i >= count || col >= n) continue;
+    const auto* row = static_cast<const uint8_t*>(o.codes.data) + (k + i) * o.codes.row_stride;
+    const auto code = static_cast<uint8_t>(o.format == QF_INT4 ? int4_at(row, col) : row[col]);
+    words[i / 4] |= static_cast<uint32_t>(code) << (8 * (i % 4));
   }
-  return word;
+  return {words[0], words[1], words[2], words[3]};
 }
 
 // ---- Bytes ----

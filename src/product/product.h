@@ -35,16 +35,18 @@ struct Operand {
   QF_HD int64_t scale_index(int64_t row, int64_t group) const {
     return row / block.rows * scale.cols + group;
   }
-  QF_HD float scale_at(int64_t row, int64_t group) const {
+  QF_HD float scale_at(int64_t row, int64_t group) const { return scale_value(scale_index(row, group)); }
+  QF_HD int32_t zero_at(int64_t row, int64_t group) const {
+    if (zeros) return zeros.as<const int32_t>()[zeros.size == 1 ? 0 : row];
+    return zero_value(scale_index(row, group));
+  }
+  // By scale_index.
+  QF_HD float scale_value(int64_t i) const {
     if (!scale) return 1.0f;
-    const int64_t i = scale_index(row, group);
     return scale.dtype == DType::f32 ? static_cast<const float*>(scale.data)[i]
                                      : E8m0::decode(static_cast<const uint8_t*>(scale.data)[i]);
   }
-  QF_HD int32_t zero_at(int64_t row, int64_t group) const {
-    if (zeros) return zeros.as<const int32_t>()[zeros.size == 1 ? 0 : row];
-    return zero ? static_cast<const int8_t*>(zero.data)[scale_index(row, group)] : 0;
-  }
+  QF_HD int32_t zero_value(int64_t i) const { return zero ? static_cast<const int8_t*>(zero.data)[i] : 0; }
 };
 
 struct Product {
@@ -62,6 +64,7 @@ struct Product {
 
   QF_HD bool is_gated() const { return has_gate; }
   QF_HD bool is_exact() const { return out.y.dtype == DType::i32; }
+  QF_HD bool has_wide_zeros() const { return a.zeros || b.zeros; }  // of 32 bits
   QF_HD bool is_integer() const { return quantfuse::is_integer(a.format) && quantfuse::is_integer(b.format); }
 };
 

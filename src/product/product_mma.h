@@ -14,7 +14,8 @@
 //
 // The arithmetic is that of a Math: what a unit of 16 bytes holds, and whether its sums are promoted.
 //   IntegerSums     signed bytes, int32 over all of k; zero points by row and column sums
-//   IntegerGroups   the same by parts, each promoted to float32
+//   IntegerGroups   the same by parts, each promoted to float32; zero points of b alone, as bytes
+//   IntegerWideZeros   the same with zero points of 32 bits, of both
 //   Fp8             E4M3 as it is, promoted every 128 columns: the tensor cores add FP8 products with less
 //                   than float32's precision
 //   Halves          f16, which every format is exactly: FP8 where there is no mma of it, mixed formats
@@ -41,12 +42,18 @@ struct Bytes {
   __device__ __forceinline__ static uint4 unit(qf_format format, uint4 codes, int) {
     return as_bytes(format, codes);
   }
+  // body(format) as a constant: all of 8 bits are the same here.
+  template <class Body>
+  __device__ __forceinline__ static void with_format(qf_format format, const Body& body) {
+    if (format == QF_INT4) body(std::integral_constant<qf_format, QF_INT4>{});
+    else body(std::integral_constant<qf_format, QF_INT8>{});
+  }
 };
 
 template <class Arch>
 struct IntegerSums : Bytes<Arch> {
   using Sum = int;
-  static constexpr bool kPromotes = false;
+  static constexpr bool kPromotes = false, kHasWideZeros = true;
   static constexpr int kInitial = 0;
   __device__ __forceinline__ static void multiply(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                   uint32_t b1) {
@@ -58,11 +65,16 @@ struct IntegerSums : Bytes<Arch> {
 // it is the low part of a float32.
 template <class Arch>
 struct IntegerGroups : IntegerSums<Arch> {
-  static constexpr bool kPromotes = true;
+  static constexpr bool kPromotes = true, kHasWideZeros = false;
   static constexpr int kInitial = 0x4b400000;
   __device__ __forceinline__ static float to_float(int sum) {
     return float_from_bits(static_cast<uint32_t>(sum)) - 12582912.0f;
   }
+};
+
+template <class Arch>
+struct IntegerWideZeros : IntegerGroups<Arch> {
+  static constexpr bool kHasWideZeros = true;
 };
 
 template <class Arch>
@@ -90,6 +102,14 @@ struct Halves {
   __device__ __forceinline__ static uint4 unit(qf_format format, uint4 codes, int zero) {
     return as_halves(format, codes, zero);
   }
+  template <class Body>
+  __device__ __forceinline__ static void with_format(qf_format format, const Body& body) {
+    if (format == QF_INT8) body(std::integral_constant<qf_format, QF_INT8>{});
+    else if (format == QF_INT4) body(std::integral_constant<qf_format, QF_INT4>{});
+    else if (format == QF_FP8_E4M3) body(std::integral_constant<qf_format, QF_FP8_E4M3>{});
+    else if (format == QF_FP8_E5M2) body(std::integral_constant<qf_format, QF_FP8_E5M2>{});
+    else body(std::integral_constant<qf_format, QF_FP4_E2M1>{});
+  }
   __device__ __forceinline__ static void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                   uint32_t b1) {
     Arch::multiply_halves(c, a, b0, b1);
@@ -112,10 +132,10 @@ class Feed {
   __device__ Feed(const Product& p, const Plan& plan, const TileRows& a, const TileRows& b)
       : plan_(plan),
         is_nk_(p.b_order == QF_NK),
-        a_{p.a, a, plan.cut},
-        b_{p.b, b, plan.cut},
-        b_columns_{p.b, b, plan.cut},
-        scales_{p, plan, a, b} {}
+        a_(p.a, a, plan.cut),
+        b_(p.b, b, plan.cut),
+        b_columns_(p.b, b, plan.cut),
+        scales_(p, plan, a, b) {}
 
   // To a free place of the ring. What is held is there after store().
   __device__ __forceinline__ void fetch(int stage, uint32_t to) {
@@ -134,20 +154,24 @@ class Feed {
         a_.copy_async(stage, to);
       } else {
         a_.load(plan_.a_way, stage, held_a_);
-        if (Math::kHasAsyncCopies) a_.store(stage, to, held_a_);  // rare: not worth registers for all
+        if (!kHoldsA) a_.store(plan_.a_way, stage, to, held_a_);
       }
     }
   }
   __device__ __forceinline__ void store(int stage, uint32_t to) {
     if constexpr (Math::kPromotes) scales_.store(to, held_scales_);
     if constexpr (!kIsAsync) {
-      if (!Math::kHasAsyncCopies) a_.store(stage, to, held_a_);
-      if (!is_nk_) b_columns_.store(stage, to, held_b_);
-      else if (!Math::kHasAsyncCopies || plan_.b_way != Way::kAsync) b_.store(stage, to, held_b_);
+      if (kHoldsA && !(Math::kHasAsyncCopies && plan_.a_way == Way::kAsync))
+        a_.store(plan_.a_way, stage, to, held_a_);
+      if (!is_nk_) b_columns_.store(plan_.b_way, stage, to, held_b_);
+      else if (!(Math::kHasAsyncCopies && plan_.b_way == Way::kAsync))
+        b_.store(plan_.b_way, stage, to, held_b_);
     }
   }
 
  private:
+  // Where a mostly comes by cp.async, and totals stand beside the sums, registers for it are not worth it.
+  static constexpr bool kHoldsA = !(Math::kHasAsyncCopies && Math::kPromotes);
   const Plan& plan_;
   bool is_nk_;
   RowFeed<Math, S, S::kM, 0> a_;
@@ -290,7 +314,7 @@ class Multiplier {
         uint32_t b[4];
         ptx::load_matrices(b, (b_row ^ step * 32) + j * 8 * kRowBytes);
         if constexpr (std::is_same_v<typename Math::Sum, int>) {
-          if (plan_.has_column_sums) {
+          if (Math::kHasWideZeros && plan_.has_column_sums) {
             column_sums_[j] = add_bytes(b[0], add_bytes(b[1], column_sums_[j]));
             column_sums_[j + 1] = add_bytes(b[2], add_bytes(b[3], column_sums_[j + 1]));
           }
@@ -337,7 +361,7 @@ class Multiplier {
       }
     };
     if constexpr (std::is_same_v<typename Math::Sum, int>) {
-      if (plan_.has_wide_zeros) return add_less_wide_zeros(tile, part, add);
+      if constexpr (Math::kHasWideZeros) return add_less_wide_zeros(tile, part, add);
       if (plan_.has_row_sums) subtract_staged_zeros(at + plan_.zero_offset + b_index * 4);
     }
     add([&](int i, int j, int c) { return Math::to_float(sums_[i][j][c]); });
@@ -466,6 +490,22 @@ struct Finish {
     }
   }
 
+  __device__ __forceinline__ void store_exact(int token, int64_t row, int from, int64_t col,
+                                              int count) const {
+    int v[kUnit] = {};
+    each_sum(token, row, from, col, count, [&](int i, int64_t sum) { v[i] = static_cast<int32_t>(sum); });
+    auto* to = p.out.y.row<int32_t>(row) + col;
+    if (count == kUnit && reinterpret_cast<uint64_t>(to) % 16 == 0) {
+      reinterpret_cast<int4*>(to)[0] = {v[0], v[1], v[2], v[3]};
+      reinterpret_cast<int4*>(to)[1] = {v[4], v[5], v[6], v[7]};
+    } else {
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) {
+        if (i < count) to[i] = v[i];
+      }
+    }
+  }
+
   // Eight numbers, scaled.
   __device__ __forceinline__ void numbers(int token, int64_t row, int from, int64_t col, int count,
                                           float (&v)[kUnit]) const {
@@ -481,9 +521,16 @@ struct Finish {
     }
     if (!plan.has_scales_at_end || plan.cut.k == 0) return;  // no columns have no scales
     const float a_scale = p.a.scale_at(row, 0);
+    const Matrix& scale = p.b.scale;
+    if (scale.dtype == DType::f32 && p.b.block.rows == 1 && count == kUnit) {
+      const float* b_scales = static_cast<const float*>(scale.data) + col;
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) {
-      if (i < count) v[i] *= a_scale * p.b.scale_at(col + i, 0);
+      for (int i = 0; i < kUnit; ++i) v[i] *= a_scale * b_scales[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) {
+        if (i < count) v[i] *= a_scale * p.b.scale_at(col + i, 0);
+      }
     }
   }
 
@@ -498,9 +545,7 @@ struct Finish {
       const int count = static_cast<int>(min(p.n_out - col, int64_t{kUnit}));
       if constexpr (!Math::kPromotes) {
         if (p.is_exact()) {
-          each_sum(token, row, from, col, count, [&](int j, int64_t sum) {
-            p.out.y.row<int32_t>(row)[col + j] = static_cast<int32_t>(sum);
-          });
+          store_exact(token, row, from, col, count);
           continue;
         }
       }
@@ -586,7 +631,7 @@ Plan make_plan(const Product& p) {
   plan.has_scales_at_end = p.a.block.cols >= p.k && p.b.block.cols >= p.k;
   plan.has_row_sums = !Math::kSubtractsZeros && p.b.has_zeros();
   plan.has_column_sums = !Math::kSubtractsZeros && p.a.has_zeros();
-  plan.has_wide_zeros = p.a.zeros || p.b.zeros;
+  plan.has_wide_zeros = p.has_wide_zeros();
   if (plan.has_wide_zeros && Math::kPromotes) plan.has_row_sums = plan.has_column_sums = true;
 
   const int scale_bytes = plan.cut.parts * S::kWarpsK * S::kRows * 4;

@@ -44,6 +44,7 @@ void launch_math(const Product& p, float* staged, const Launch& launch) {
 void launch(const Product& p, float* staged, const Launch& launch) {
   if (!p.is_integer()) launch_math<Halves<Arch>>(p, staged, launch);
   else if (has_integer_sums(p)) launch_math<IntegerSums<Arch>>(p, staged, launch);
+  else if (p.has_wide_zeros()) launch_math<IntegerWideZeros<Arch>>(p, staged, launch);
   else launch_math<IntegerGroups<Arch>>(p, staged, launch);
 }
 
