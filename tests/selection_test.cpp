@@ -151,25 +151,24 @@ TEST(Selection, OnCuda) {
   }
 }
 
+// That of these kernels which can run here is the first.
+template <class Spec>
+void expect_chosen(const Spec& spec, const std::vector<std::string>& names) {
+  const std::vector<KernelRow> kernels = list_kernels();
+  const auto is_available = [&](const std::string& name) {
+    return std::any_of(kernels.begin(), kernels.end(),
+                       [&](const KernelRow& row) { return row.kernel == name && row.is_available; });
+  };
+  const auto first = std::find_if(names.begin(), names.end(), is_available);
+  const CasePtr c = make_case(spec);
+  c->make({QF_CUDA, 0}, 1, 1);
+  EXPECT_EQ(verdicts_on(*c).chosen, first == names.end() ? "" : *first) << c->name;
+}
+
 // A weight that is packed and an x that is as it came: streamed where the GPU can, else by the newest tensor
 // cores that it has.
 TEST(Selection, OfLinearOnCuda) {
   if (!has_cuda_device()) GTEST_SKIP() << "there is no CUDA device here";
-  const std::vector<KernelRow> kernels = list_kernels();
-  const auto first_available = [&](const std::vector<std::string>& names) {
-    for (const std::string& name : names) {
-      if (std::any_of(kernels.begin(), kernels.end(),
-                      [&](const KernelRow& row) { return row.kernel == name && row.is_available; })) {
-        return name;
-      }
-    }
-    return std::string();
-  };
-  const auto expect_chosen = [&](const LinearSpec& spec, const std::vector<std::string>& kernels) {
-    const CasePtr c = make_case(spec);
-    c->make({QF_CUDA, 0}, 1, 1);
-    EXPECT_EQ(verdicts_on(*c).chosen, first_available(kernels)) << c->name;
-  };
   LinearSpec s;
   s.m = 1, s.n = 64, s.k = 256, s.dtype = kF16;
   expect_chosen(s, {"linear_stream_sm90", "linear_mma_sm80", "linear_mma_sm75"});
@@ -193,6 +192,55 @@ TEST(Selection, OfLinearOnCuda) {
   expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_tiles_sm75"});
   s.dtype = kF32, s.m = 1;
   expect_chosen(s, {"linear_rows_sm75"});
+}
+
+// Products of codes: by tensor cores, whatever the formats, groups and strides.
+TEST(Selection, OfProductsOnCuda) {
+  if (!has_cuda_device()) GTEST_SKIP() << "there is no CUDA device here";
+  const std::vector<std::string> of_matrices = {"scaled_mm_mma_sm80", "scaled_mm_mma_sm75"};
+  for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2}) {
+    for (const qf_order order : {QF_NK, QF_KN}) {
+      for (const int64_t m : {1, 300}) {
+        ScaledMmSpec s = product(format, kBf16, m, order);
+        s.row_padding = 1;
+        expect_chosen(s, of_matrices);
+      }
+    }
+  }
+  const std::vector<std::string> of_layers = {"linear_product_sm80", "linear_product_sm75"};
+  const WeightSpec int4 = {QF_INT4, {1, 128}}, int8 = {QF_INT8, {1, 0}}, fp8 = {QF_FP8_E4M3, {128, 128}};
+  for (const WeightSpec& weight : {int4, int8, fp8}) {
+    for (const qf_format act : {QF_INT8, QF_FP8_E4M3}) {
+      for (const int64_t m : {1, 300}) {
+        LinearSpec s = linear(weight, act, m, 33);
+        s.row_padding = 1;
+        expect_chosen(s, of_layers);
+      }
+    }
+  }
+  // Many tokens, formats and scales that wgmma takes, rows at multiples of 16 bytes.
+  const std::vector<std::string> of_many = {"scaled_mm_wgmma_sm90", "scaled_mm_mma_sm80", "scaled_mm_mma_sm75"};
+  const std::vector<std::string> of_many_tokens = {"linear_product_sm90", "linear_product_sm80",
+                                                   "linear_product_sm75"};
+  for (const qf_format format : {QF_INT8, QF_FP8_E4M3}) {
+    for (const int64_t m : {64, 65}) {
+      ScaledMmSpec matrices = product(format, kBf16, m, QF_NK);
+      matrices.n = 64, matrices.k = 256;
+      expect_chosen(matrices, m > 64 ? of_many : of_matrices);
+      for (const WeightSpec& weight : {WeightSpec{format, {1, 0}}, WeightSpec{format, {128, 128}}}) {
+        LinearSpec layer = linear(weight, format, m, weight.block.cols);
+        layer.n = 64, layer.k = 256, layer.dtype = kBf16;
+        expect_chosen(layer, m > 64 ? of_many_tokens : of_layers);
+      }
+    }
+  }
+  // What is no product of codes.
+  WeightSpec act_order = int4, offsets = int4;
+  act_order.has_g_idx = offsets.has_offset = true;
+  for (const WeightSpec& weight : {act_order, offsets, WeightSpec{QF_NF4, {1, 64}}}) {
+    expect_chosen(linear(weight, QF_INT8, 8), {"linear_rows_sm75"});
+    expect_chosen(linear(weight, QF_INT8, 9), {"linear_tiles_sm75"});
+  }
 }
 
 // Questions need no data: what explain() says of shapes alone is what it says of the tensors.

@@ -73,6 +73,7 @@ struct ScaledMmSpec {
   qf_block a_block = {1, 0}, b_block = {1, 0};
   bool has_scales = false, has_a_zero = false, has_b_zero = false, has_bias = false;
   int64_t m = 0, n = 0, k = 0, row_padding = 0;
+  Data data = Data::normal;  // or constant: the lowest codes throughout; or nan_in_row_1
 };
 
 struct WeightSpec {

@@ -288,6 +288,36 @@ LinearSpec random_tensor_core_spec(Random& random, int64_t tokens) {
   return s;
 }
 
+// Quantized activations and weights that are a product of codes on a GPU.
+LinearSpec random_product_spec(Random& random, int64_t tokens) {
+  LinearSpec s = random_tensor_core_spec(random, tokens);
+  s.act_format = random.pick({QF_INT8, QF_INT8, QF_FP8_E4M3, QF_FP8_E4M3, QF_FP8_E5M2});
+  s.act_group = random.pick<int64_t>({0, 0, 32, 64, 100, 128});
+  s.has_quantized_x = random.chance(40);
+  if (random.chance(20)) s.weight.block.cols = 100;
+  s.weight.has_e8m0_scale = !is_integer(s.weight.format) && random.chance(30);
+  s.k = random.pick<int64_t>({8, 120, 127, 128, 129, 256, 384, 513});
+  s.row_padding = random.pick<int64_t>({0, 0, 0, 3});
+  return s;
+}
+
+// Of them what the kernel for many tokens takes: tiles of 128 tokens by 256 rows, 128 columns at a time.
+LinearSpec random_many_tokens_spec(Random& random) {
+  LinearSpec s = random_product_spec(random, random.pick<int64_t>({65, 127, 128, 129, 255, 257, 300}));
+  const bool is_blocks = random.chance(50);
+  s.act_format = random.pick({QF_INT8, QF_FP8_E4M3});
+  s.act_group = is_blocks ? 128 : 0;
+  s.weight.format = s.act_format;
+  s.weight.block = is_blocks ? qf_block{128, 128} : random.pick<qf_block>({{1, 0}, {0, 0}});
+  s.weight.is_asymmetric = s.weight.has_e8m0_scale = false;
+  s.n = s.weight.is_gated ? 128 * random.pick<int64_t>({1, 2, 3, 5}) : 8 * random.pick<int64_t>({1, 8, 31, 33, 70});
+  s.k = 16 * random.pick<int64_t>({1, 7, 8, 9, 24, 41});
+  s.row_padding = 0;
+  s.has_residual_in_y = !s.has_residual && s.out_format == QF_FORMAT_NONE && random.chance(30);
+  if (s.has_residual_in_y) s.data = Data::normal;
+  return s;
+}
+
 }  // namespace
 
 CasePtr make_case(const LinearSpec& spec) { return std::make_unique<LinearCase>(spec); }
@@ -369,6 +399,24 @@ std::vector<CasePtr> linear_test_cases() {
     if (s.n > 1000) continue;
     s.weight = {QF_INT8, {1, 64}}, s.weight.is_asymmetric = true;
     s.dtype = kF16, s.data = Data::outliers;
+    list.add(s);
+  }
+  for (const int64_t tokens : {1, 15, 16, 17, 63, 64, 65, 128, 129, 130}) {
+    for (int i = 0; i < 7; ++i) list.add(random_product_spec(random, tokens));
+  }
+  // A tile for every SM of a large GPU.
+  for (int i = 0; i < 8; ++i) {
+    LinearSpec s = random_product_spec(random, 130);
+    s.n = 6400, s.k = 72;
+    list.add(s);
+  }
+  for (int i = 0; i < 40; ++i) list.add(random_many_tokens_spec(random));
+  for (const qf_format format : {QF_INT8, QF_FP8_E4M3}) {  // several tiles for every pair of blocks
+    LinearSpec s;
+    s.act_format = s.weight.format = format, s.weight.block = {1, 0};
+    s.m = 1030, s.n = 4104, s.k = 80;
+    list.add(s);
+    s.weight.block = {128, 128}, s.act_group = 128;
     list.add(s);
   }
   // A NaN is its own token's alone.

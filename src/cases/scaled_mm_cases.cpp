@@ -37,6 +37,7 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
                   .add_if(spec.has_b_zero, "b_zero")
                   .add_if(spec.has_bias, "bias")
                   .add_if(spec.row_padding > 0, "padded")
+                  .add(data_word(spec.data))
                   .text();
     m = spec.m, n = spec.n, k = spec.k;
     flops = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
@@ -65,6 +66,11 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
   void fill(Random& random) override {
     fill_codes(*a_, random, spec_.a_format, k);
     fill_codes(*b_, random, spec_.b_format, spec_.b_order == QF_NK ? k : n);
+    if (spec_.data == Data::constant) {
+      fill_lowest(*a_, spec_.a_format), fill_lowest(*b_, spec_.b_format);
+    } else if (spec_.data == Data::nan_in_row_1) {
+      a_->initial().row(1)[0] = 0x7f;
+    }
     const double root = std::sqrt(static_cast<double>(std::max<int64_t>(k, 1)));
     if (a_scale_) fill_scales(*a_scale_, random, 1.0 / code_range(spec_.a_format).symmetric_max);
     if (b_scale_) fill_scales(*b_scale_, random, 1.0 / root / code_range(spec_.b_format).symmetric_max);
@@ -73,12 +79,22 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
     if (bias_) fill_floats(*bias_, random, Data::normal);
   }
 
+  static void fill_lowest(Tensor& tensor, qf_format format) {
+    const uint8_t byte = format == QF_INT8       ? 0x80
+                         : format == QF_INT4     ? 0x88
+                         : format == QF_FP8_E4M3 ? 0xfe
+                                                 : 0xfb;
+    Image& q = tensor.initial();
+    for (int64_t r = 0; r < q.rows; ++r) std::fill_n(q.row(r), q.cols, byte);
+  }
+
+  // The ends of the range first.
   static void fill_zeros(Tensor* zero, Random& random, qf_format format) {
     if (!zero) return;
     const CodeRange range = code_range(format);
     for (int64_t i = 0; i < zero->initial().cols; ++i) {
-      zero->initial().set(0, i,
-                          static_cast<double>(range.lowest + random.below(range.highest - range.lowest + 1)));
+      const int64_t drawn = range.lowest + random.below(range.highest - range.lowest + 1);
+      zero->initial().set(0, i, static_cast<double>(i == 0 ? range.highest : i == 1 ? range.lowest : drawn));
     }
   }
 
@@ -231,6 +247,60 @@ std::vector<CasePtr> scaled_mm_test_cases() {
     s.m = random.pick<int64_t>({1, 2, 3, 4, 5});
     return s;
   });
+  // About the tiles of the CUDA kernels, and enough of them for every SM of a large GPU.
+  list.fill_up(440, [&] {
+    ScaledMmSpec s = random_spec(random);
+    s.m = random.pick<int64_t>({15, 16, 17, 63, 64, 65, 127, 128, 129, 200});
+    s.n = random.pick<int64_t>({31, 32, 33, 64, 65, 127, 128, 130, 200});
+    s.k = random.pick<int64_t>({96, 127, 128, 129, 255, 256, 384, 400, 513});
+    return s;
+  });
+  list.fill_up(452, [&] {
+    ScaledMmSpec s = random_spec(random);
+    s.m = 130, s.n = random.pick<int64_t>({6400, 6337, 6342}), s.k = random.pick<int64_t>({33, 64, 100});
+    return s;
+  });
+  // What the kernel for many rows takes: tiles of 128 by 256, 128 of k at a time.
+  list.fill_up(500, [&] {
+    ScaledMmSpec s = random_spec(random);
+    s.a_format = s.b_format = random.pick({QF_INT8, QF_FP8_E4M3});
+    s.out = is_integer(s.a_format) ? random.pick({kI32, kF32, kF16, kBf16}) : random.pick({kF32, kF16, kBf16});
+    s.has_scales = s.out.code != kI32.code;
+    s.b_order = QF_NK;
+    s.a_block = random.pick<qf_block>({{1, 0}, {0, 0}, {1, 128}});
+    s.b_block = s.a_block.cols == 128 ? qf_block{128, 128} : random.pick<qf_block>({{1, 0}, {0, 0}, {128, 0}});
+    s.has_a_zero = s.has_b_zero = false;
+    s.has_bias = s.has_scales && random.chance(40);
+    s.m = random.pick<int64_t>({65, 127, 128, 129, 255, 256, 257});
+    s.n = 8 * random.pick<int64_t>({1, 8, 31, 32, 33, 65});
+    s.k = 16 * random.pick<int64_t>({1, 7, 8, 9, 24, 41});
+    s.row_padding = 0;
+    return s;
+  });
+  // The largest sums, with zero points at the other end, of more columns than int32 has room for.
+  for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2}) {
+    ScaledMmSpec s;
+    s.a_format = s.b_format = format, s.out = kF32, s.has_scales = true, s.data = Data::constant;
+    s.m = 3, s.n = 5;
+    for (const int64_t k : {300, 131072, 140003}) {
+      s.k = k, s.a_block = s.b_block = {1, 0};
+      s.has_a_zero = s.has_b_zero = false;
+      list.add(s);
+      s.has_a_zero = s.has_b_zero = is_integer(format);
+      if (is_integer(format)) list.add(s);
+      s.b_block = {128, 128};
+      list.add(s);
+    }
+  }
+  // A NaN is its own row's alone.
+  for (const qf_format format : {QF_FP8_E4M3, QF_FP8_E5M2}) {
+    for (const int64_t m : {2, 20, 70}) {
+      ScaledMmSpec s;
+      s.a_format = format, s.b_format = QF_FP8_E4M3, s.out = kBf16, s.has_scales = true;
+      s.m = m, s.n = 40, s.k = 208, s.data = Data::nan_in_row_1;
+      list.add(s);
+    }
+  }
   return list.take();
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The epilogue of linear for 8 neighbouring outputs of a token, on a CUDA device: 16 bytes of a 16-bit
-// tensor.
+// tensor. P is linear::Problem, or another with its epilogue's fields.
 #pragma once
 
 #include "linear/linear_canonical.h"
@@ -60,7 +60,8 @@ __device__ void store_numbers(T* to, int count, const float (&v)[kUnit]) {
 }
 
 // As finish_device() for the outputs from `col` on, those of them that there are.
-__device__ __forceinline__ void finish_unit(const Problem& p, float* staged, int64_t row, int64_t col,
+template <class P>
+__device__ __forceinline__ void finish_unit(const P& p, float* staged, int64_t row, int64_t col,
                                             float (&v)[kUnit], float (&up)[kUnit]) {
   const int count = static_cast<int>(min(p.n_out - col, int64_t{kUnit}));
   float more[kUnit];
@@ -73,7 +74,7 @@ __device__ __forceinline__ void finish_unit(const Problem& p, float* staged, int
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) v[i] = activate_device(p.activation, v[i]);
   }
-  if (p.weight.is_gated) {
+  if (p.is_gated()) {
     if (p.bias) {
       load_unit(p.bias.data, p.bias.dtype, p.n_out + col, count, more);
 #pragma unroll

@@ -33,6 +33,7 @@ struct Problem {
 
   QF_HD bool has_act_quant() const { return act_format != QF_FORMAT_NONE; }
   QF_HD bool is_whole_row_act() const { return act_group >= k; }
+  QF_HD bool is_gated() const { return weight.is_gated; }
 };
 
 struct Op {

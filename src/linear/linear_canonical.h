@@ -27,10 +27,11 @@ struct CanonicalPlan {
   bool quantizes_x, quantizes_y;
 };
 
-inline CanonicalPlan plan_canonical(const Problem& p) {
+// Without `finishes_y` codes of y with dynamic scales are made of float32 numbers afterwards.
+inline CanonicalPlan plan_canonical(const Problem& p, bool finishes_y = false) {
   CanonicalPlan plan = {};
   plan.quantizes_x = p.has_act_quant() && !p.x_scale;
-  plan.quantizes_y = p.out.is_quantized() && !p.out.is_static;
+  plan.quantizes_y = p.out.is_quantized() && !p.out.is_static && !finishes_y;
   int64_t offset = 0;
   const auto reserve = [&](int64_t bytes) {
     const int64_t at = offset;
@@ -77,7 +78,7 @@ __device__ inline float activate_device(qf_activation kind, float x) {
   }
 }
 
-// ---- The epilogue ----
+// ---- The epilogue. P is linear::Problem, or another with its epilogue's fields ----
 
 // What is long and reads no memory is never inlined: a kernel may have the epilogue in several places.
 static __device__ __noinline__ float activate_device_call(qf_activation kind, float x) {
@@ -100,10 +101,11 @@ template <int kRows>
 struct EpilogueInputs {
   float bias = 0, up_bias = 0, inverse_scale = 0, residual[kRows] = {};
 
-  __device__ __forceinline__ void load(const Problem& p, const ColumnOfRows<kRows>& at) {
+  template <class P>
+  __device__ __forceinline__ void load(const P& p, const ColumnOfRows<kRows>& at) {
     if (p.bias) {
       bias = float_at(p.bias, at.column);
-      if (p.weight.is_gated) up_bias = float_at(p.bias, p.n_out + at.column);
+      if (p.is_gated()) up_bias = float_at(p.bias, p.n_out + at.column);
     }
     if (p.residual) {
 #pragma unroll
@@ -115,17 +117,17 @@ struct EpilogueInputs {
   }
 };
 
-template <class T, int kRows>
-__device__ __forceinline__ void store_rows(const Problem& p, const ColumnOfRows<kRows>& at,
+template <class T, class P, int kRows>
+__device__ __forceinline__ void store_rows(const P& p, const ColumnOfRows<kRows>& at,
                                            const float (&v)[kRows]) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
-    if (at.row(i) < p.m) from_float(v[i], p.out.y.row<T>(at.row(i))[at.column]);
+    if (at.row(i) < p.m) from_float(v[i], p.out.y.template row<T>(at.row(i))[at.column]);
 }
 
 // y from the sums of its column, and from those of the up projection where the weight is gated.
-template <int kRows>
-__device__ __forceinline__ void finish_rows(const Problem& p, float* staged, const ColumnOfRows<kRows>& at,
+template <int kRows, class P>
+__device__ __forceinline__ void finish_rows(const P& p, float* staged, const ColumnOfRows<kRows>& at,
                                             const float (&sums)[kRows], const float (&ups)[kRows],
                                             const EpilogueInputs<kRows>& in) {
   float v[kRows];
@@ -138,7 +140,7 @@ __device__ __forceinline__ void finish_rows(const Problem& p, float* staged, con
 #pragma unroll
     for (int i = 0; i < kRows; ++i) v[i] = activate_device_call(p.activation, v[i]);
   }
-  if (p.weight.is_gated) {
+  if (p.is_gated()) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) v[i] *= p.bias ? ups[i] + in.up_bias : ups[i];
   }
@@ -154,7 +156,7 @@ __device__ __forceinline__ void finish_rows(const Problem& p, float* staged, con
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       if (at.row(i) < p.m)
-        p.out.y.row<uint8_t>(at.row(i))[at.column] =
+        p.out.y.template row<uint8_t>(at.row(i))[at.column] =
             encode_device_call(p.out.format, v[i] * in.inverse_scale);
     }
   } else if (p.out.y.dtype == DType::bf16) {
@@ -168,7 +170,8 @@ __device__ __forceinline__ void finish_rows(const Problem& p, float* staged, con
 
 // One number of y. Not inlined: a tile has dozens of outputs. To read p from in here takes a good part of a
 // microsecond, so that this is for kernels whose sums take much longer.
-static __device__ __noinline__ void finish_device(const Problem& p, float* staged, int64_t row, int64_t col,
+template <class P>
+static __device__ __noinline__ void finish_device(const P& p, float* staged, int64_t row, int64_t col,
                                                   float sum, float up) {
   const ColumnOfRows<1> at = {col, static_cast<int>(row), 1};
   EpilogueInputs<1> inputs;
@@ -176,10 +179,10 @@ static __device__ __noinline__ void finish_device(const Problem& p, float* stage
   finish_rows<1>(p, staged, at, {sum}, {up}, inputs);
 }
 
-// Runs the steps; product(problem, staged) launches the kernel.
+// Runs the steps; product(problem, staged) launches the kernel, which itself makes y where `finishes_y`.
 template <class Product>
-void launch_canonical(const Problem& p, const Launch& launch, const Product& product) {
-  const CanonicalPlan plan = plan_canonical(p);
+void launch_canonical(const Problem& p, const Launch& launch, const Product& product, bool finishes_y = false) {
+  const CanonicalPlan plan = plan_canonical(p, finishes_y);
   char* workspace = static_cast<char*>(launch.workspace);
   const auto matrix = [](void* data, int64_t rows, int64_t cols, DType dtype) {
     return Matrix{data, rows, cols, cols, dtype};

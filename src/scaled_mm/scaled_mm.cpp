@@ -86,6 +86,7 @@ Problem Op::parse(const Args& a, Arguments& arg) {
   p.b_zero = parse_zero(arg, "b_zero", a.b_zero, n);
   if (a.bias) p.bias = arg.expect("bias", a.bias).shape(n).dtype(kFloats).vector();
   arg.writes("c");
+  p.device = arg.device();
   return p;
 }
 

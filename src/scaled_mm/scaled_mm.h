@@ -24,6 +24,7 @@ struct Problem {
   qf_block a_block, b_block;  // resolved; the whole matrix where there is no scale
   Vector a_zero, b_zero;      // i32: one, or one for each row of a and column of c; absent: 0
   Vector bias;                // [n] floats; absent: 0
+  qf_device device;
 
   QF_HD bool is_integer_product() const { return a_format == QF_INT8 || a_format == QF_INT4; }
   QF_HD bool is_exact() const { return c.dtype == DType::i32; }

@@ -95,6 +95,13 @@ QF_INLINE int64_t chunk_rows_for(const Plan& plan, const Blocking& blocking, int
   return ceil_div(tiles, chunks) * tile_rows;
 }
 
+// Words that a kept group of panels takes. Rows of b are packed by whole vectors of words, which reach beyond
+// the last words of a short segment: into the next panel or segment, which come later, or behind the group.
+template <class S>
+QF_INLINE int64_t group_words_for(const Plan& plan, int64_t group) {
+  return group * plan.row_words * 2 * S::kLanes + 4 * S::kLanes * S::kLanes;
+}
+
 template <class S>
 QF_INLINE Plan make_plan(const Problem& p, const Blocking& blocking) {
   Plan plan = {};
@@ -118,8 +125,7 @@ QF_INLINE Plan make_plan(const Problem& p, const Blocking& blocking) {
   plan.scales = reserve(plan.batch_rows * plan.num_segments * 4);
   plan.sums = reserve(plan.batch_rows * (plan.num_segments + 1) * 4);
   const int64_t groups = ceil_div(plan.num_panels, blocking.group);
-  plan.kept_words =
-      (groups < kMaxKeepers ? groups : kMaxKeepers) * blocking.group * plan.row_words * 2 * S::kLanes;
+  plan.kept_words = (groups < kMaxKeepers ? groups : kMaxKeepers) * group_words_for<S>(plan, blocking.group);
   plan.kept = reserve(plan.has_kept_groups() ? plan.kept_words * 4 : 0);
   plan.total_bytes = offset;
   return plan;
@@ -196,7 +202,7 @@ QF_INLINE void run_batches(const Problem& p, const Blocking& blocking, const Lau
     const int64_t blocks = ceil_div(rows, part_rows) * groups,
                   grain = ceil_div(kMinPartProducts, block_products);
     const int64_t workers = threads < ceil_div(blocks, grain) ? threads : ceil_div(blocks, grain);
-    const int64_t group_words = group * plan.row_words * 2 * S::kLanes;
+    const int64_t group_words = group_words_for<S>(plan, group);
     const bool is_kept = plan.has_kept_groups() && workers * group_words <= plan.kept_words;
     parallel_ranges(workers, 1, [&](int64_t begin, int64_t end) {
       for (int64_t worker = begin; worker < end; ++worker) {

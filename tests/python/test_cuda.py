@@ -67,6 +67,74 @@ def test_explain_names_a_cuda_kernel():
     assert "_sm" in answer["chosen"]
 
 
+# ---- Products ----
+
+
+def int8s(*shape):
+    return torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda")
+
+
+def exact_product(a, b):
+    return (a.double() @ b.double().T).to(torch.int32)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (16, 33, 127), (17, 130, 129), (300, 257, 512)])
+def test_integer_products_are_exact(m, n, k):
+    torch.manual_seed(2)
+    a, b = int8s(m, k), int8s(n, k)
+    assert torch.equal(qf.int8_matmul(a, b), exact_product(a, b))
+    assert torch.equal(qf.int8_matmul(a, b.T.contiguous(), b_order="kn"), exact_product(a, b))
+    packed = [t.view(torch.uint8) for t in (a, b)]  # as two numbers of 4 bits each
+    nibbles = [(torch.stack([t & 15, t >> 4], -1).flatten(1).char() ^ 8) - 8 for t in packed]
+    assert torch.equal(qf.int4_matmul(*packed), exact_product(*nibbles))
+
+
+def test_views_that_begin_anywhere():
+    a, b = int8s(40, 301)[3:, 1:260], int8s(70, 300)[:, 5:264]
+    assert torch.equal(qf.int8_matmul(a, b), exact_product(a, b))
+
+
+@pytest.mark.parametrize("m", [1, 16, 100])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_block_products(m, dtype):
+    torch.manual_seed(3)
+    a, b = (torch.randn(rows, 400, device="cuda").mul(40).to(dtype) for rows in (m, 200))
+    a_scale, b_scale = torch.rand(m, 4, device="cuda"), torch.rand(2, 4, device="cuda")
+    call = qf.w8a8_block_int8_matmul if dtype == torch.int8 else qf.w8a8_block_fp8_matmul
+    c = call(a, b, a_scale, b_scale, output_dtype="float32")
+    x = a.double() * a_scale.double().repeat_interleave(128, 1)[:, :400]
+    w = b.double() * b_scale.double().repeat_interleave(128, 1)[:, :400].repeat_interleave(128, 0)[:200]
+    bound = 1e-5 * (x.abs() @ w.abs().T)
+    assert ((c.double() - x @ w.T).abs() <= bound).all()
+
+
+def test_a_row_with_scale_zero_leaves_the_bias():
+    a, b, bias = int8s(20, 64), int8s(40, 64), torch.randn(40, device="cuda")
+    a_scale = torch.full((20, 1), 0.5, device="cuda")
+    a_scale[7] = 0
+    c = qf.scaled_mm(a, b, a_scale, bias=bias)
+    assert torch.equal(c[7], bias)
+    assert torch.equal(c[8], exact_product(a, b)[8] * 0.5 + bias)
+
+
+@pytest.mark.parametrize("act_quant", ["int8", "fp8"])
+@pytest.mark.parametrize("value", [0.0, 6e4, float("nan")])
+def test_rows_of_zeros_of_one_huge_value_and_of_nan(act_quant, value):
+    """Row 1 is zeros but for one number; a NaN is its own row's alone (of INT8 it becomes 0)."""
+    weight = make_weight(96, 256, "int8")
+    x = torch.randn(20, 256, device="cuda")
+    expected = qf.linear(x, weight, act_quant=act_quant)
+    x[1] = 0
+    x[1, 5] = value
+    y = qf.linear(x, weight, act_quant=act_quant)
+    rest = torch.arange(20, device="cuda") != 1
+    assert torch.equal(y[rest], expected[rest])
+    if value != value:
+        assert y[1].isnan().all() if act_quant == "fp8" else (y[1] == 0).all()
+    else:
+        torch.testing.assert_close(y[1], weight.dequantize()[:, 5] * value, rtol=1e-5, atol=0)
+
+
 # ---- Linear layers ----
 
 

@@ -55,12 +55,21 @@ __device__ __forceinline__ void store_shared16(uint32_t to, uint4 v) {
 __device__ __forceinline__ void store_shared_float(uint32_t to, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
 }
+__device__ __forceinline__ void store_shared_float2(uint32_t to, float2 v) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v.x), "f"(v.y) : "memory");
+}
+
+// The compiler forgets what it knows of a value, and so cannot compute in advance what depends on it.
+__device__ __forceinline__ void hide(int& value) { asm volatile("" : "+r"(value)); }
 
 // ---- Copies (cp.async, PTX ISA 7.0, sm_80) ----
 
 // 16 bytes through L2 alone: of `from` the first `bytes`, then zeros.
 __device__ __forceinline__ void copy16_async(uint32_t to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy4_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 // Until all that this thread has begun to copy is there.
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

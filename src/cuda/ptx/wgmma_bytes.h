@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// wgmma of bytes (PTX ISA 8.0, sm_90a): d[64, n] += a[64, 32] b[32, n], both operands in shared memory as rows
+// of k, d in registers (ptx/wgmma.h says how).
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/wgmma.h"
+
+namespace quantfuse::ptx {
+
+// clang-format off
+#define QF_NUMBERS_8  "%0, %1, %2, %3, %4, %5, %6, %7"
+#define QF_NUMBERS_16 QF_NUMBERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define QF_NUMBERS_32 QF_NUMBERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define QF_NUMBERS_64 QF_NUMBERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define QF_NUMBERS_128 QF_NUMBERS_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define QF_SUMS_4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define QF_SUMS_8(c, i) QF_SUMS_4(c, i), QF_SUMS_4(c, i + 4)
+#define QF_SUMS_16(c, i) QF_SUMS_8(c, i), QF_SUMS_8(c, i + 8)
+#define QF_SUMS_32(c, i) QF_SUMS_16(c, i), QF_SUMS_16(c, i + 16)
+#define QF_SUMS_64(c, i) QF_SUMS_32(c, i), QF_SUMS_32(c, i + 32)
+#define QF_SUMS_128(c, i) QF_SUMS_64(c, i), QF_SUMS_64(c, i + 64)
+
+// `sums` registers for n = 2 * sums, then a, b, and whether to add.
+#define QF_WGMMA(n, sums, types, constraint, tail, A, B, ADDS)                                           \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADDS ", 0;\n"                                       \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k32." types " {" QF_NUMBERS_##sums "}, %" #A ", %" #B \
+               ", p" tail ";\n}"                                                                          \
+               : QF_SUMS_##sums(constraint, 0)                                                            \
+               : "l"(a), "l"(b), "r"(adds))
+#define QF_WGMMA_OF_FORMATS(n, sums, A, B, ADDS)                                                          \
+  __device__ __forceinline__ void wgmma_int8(int32_t (&d)[sums], uint64_t a, uint64_t b, int adds) {      \
+    QF_WGMMA(n, sums, "s32.s8.s8", "+r", "", A, B, ADDS);                                                 \
+  }                                                                                                       \
+  __device__ __forceinline__ void wgmma_e4m3(float (&d)[sums], uint64_t a, uint64_t b, int adds) {        \
+    QF_WGMMA(n, sums, "f32.e4m3.e4m3", "+f", ", 1, 1", A, B, ADDS);                                       \
+  }
+QF_WGMMA_OF_FORMATS(128, 64, 64, 65, 66)
+QF_WGMMA_OF_FORMATS(256, 128, 128, 129, 130)
+// clang-format on
+
+#undef QF_WGMMA_OF_FORMATS
+#undef QF_WGMMA
+#undef QF_SUMS_128
+#undef QF_SUMS_64
+#undef QF_SUMS_32
+#undef QF_SUMS_16
+#undef QF_SUMS_8
+#undef QF_SUMS_4
+#undef QF_NUMBERS_128
+#undef QF_NUMBERS_64
+#undef QF_NUMBERS_32
+#undef QF_NUMBERS_16
+#undef QF_NUMBERS_8
+
+}  // namespace quantfuse::ptx

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The kernels of products that scaled_mm and linear share.
+#pragma once
+
+#include "linear/linear_canonical.h"
+#include "product/product.h"
+
+namespace quantfuse {
+
+namespace product {
+
+// Sizes that kernels keep in 32 bits, and tiles of 16 x 32 outputs that fit a grid.
+inline Requirements accepts_sizes(int64_t m, int64_t n, int64_t k) {
+  constexpr int64_t kLimit = 1ll << 30;
+  return Requirements()
+      .require(m < kLimit && n < kLimit && k < kLimit, "m, n or k is 2^30 or more")
+      .require(ceil_div(m, 16) * ceil_div(n, 16) < kLimit, "m times n is too large");
+}
+
+// A call of linear, before or after x has been quantized.
+inline Requirements accepts_linear(const linear::Problem& p) {
+  Requirements requirements = is_product(p);
+  for (const Verdict more : {Verdict(linear::accepts_canonical(p)), Verdict(accepts_sizes(p.m, p.n, p.k))})
+    requirements.require(!more.reason, more.reason);
+  return requirements;
+}
+
+}  // namespace product
+
+// product_wgmma.h. `quantizes`: whether it makes the codes of an output itself.
+namespace product_wgmma_sm90 {
+bool quantizes(const Output& out);
+Requirements accepts(const product::Product& p);
+void launch(const product::Product& p, float* staged, const Launch& launch);
+}  // namespace product_wgmma_sm90
+
+// product_mma.h for sm_80 and newer, and for sm_75. Where y has dynamic scales, float32 numbers go to `staged`
+// [m, n_out].
+namespace product_mma_sm80 {
+void launch(const product::Product& p, float* staged, const Launch& launch);
+}
+namespace product_mma_sm75 {
+void launch(const product::Product& p, float* staged, const Launch& launch);
+}
+
+}  // namespace quantfuse
