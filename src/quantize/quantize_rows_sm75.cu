@@ -18,11 +18,9 @@
 #include "core/choose.h"
 #include "core/device.h"
 #include "cuda/launch.h"
-#include "cuda/ptx/convert.h"
 #include "cuda/ptx/dependent_launch.h"
+#include "cuda/row_codes.h"
 #include "quantize/quantize.h"
-
-#include <cuda_fp16.h>
 
 namespace quantfuse::quantize_rows_sm75 {
 using quantize::Problem;
@@ -30,18 +28,7 @@ using quantize::Quantizer;
 using quantize::ScaleKind;
 namespace {
 
-constexpr int kMaxThreads = 1024, kMaxTeamThreads = 512;
-
-// n / divisor for n < 2^31 by a multiplication: with 2^shift >= divisor, (2^32 + factor) / 2^(32 + shift)
-// exceeds 1 / divisor by less than 2^-32 / divisor.
-struct Divider {
-  explicit Divider(uint32_t divisor) : divisor(divisor) {
-    while ((1ull << shift) < divisor) ++shift;
-    factor = static_cast<uint32_t>(((1ull << 32) * ((1ull << shift) - divisor)) / divisor + 1);
-  }
-  __device__ uint32_t quotient(uint32_t n) const { return (__umulhi(n, factor) + n) >> shift; }
-  uint32_t divisor, factor = 0, shift = 0;
-};
+constexpr int kMaxThreads = kMaxRowThreads, kMaxTeamThreads = 512;
 
 struct Params {
   const void* x;
@@ -67,7 +54,7 @@ struct Coding {
   using T = T_;
   static constexpr qf_format kFormat = kFormat_;
   static constexpr bool kHasZero = kHasZero_;
-  static constexpr int kWidth = 16 / sizeof(T);
+  static constexpr int kWidth = kVectorWidth<T>;
 };
 
 template <class T>
@@ -85,60 +72,6 @@ __device__ Segment<T> segment_at(const Params& p, uint32_t index) {
   return {static_cast<const T*>(p.x) + row * p.stride_x + first, p.q + row * p.stride_q + first,
           index < p.segments ? min(p.group, p.cols - first) : 0, row * p.stride_scale + group,
           static_cast<int64_t>(index)};
-}
-
-__device__ void unpack(const uint4& v, float (&x)[4], float) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(words[i]);
-}
-__device__ void unpack(const uint4& v, float (&x)[8], bf16) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[2 * i] = __uint_as_float(words[i] << 16);
-    x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-  }
-}
-__device__ void unpack(const uint4& v, float (&x)[8], f16) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-  }
-}
-
-// Codes of four numbers, the first in the lowest byte.
-template <qf_format Format, bool kHasZero>
-__device__ uint32_t encode4(const float* x, float inverse, int zero) {
-  float v[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(x[i], inverse);
-  if constexpr (Format == QF_INT8) {
-    int q[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      q[i] = __float2int_rn(v[i]);  // saturates; NaN gives 0
-      if (kHasZero) q[i] = is_nan(v[i]) ? 0 : min(max(q[i], -512), 512) + zero;
-    }
-    return ptx::pack_s8(q[0], q[1], q[2], q[3]);
-  } else {
-#if __CUDA_ARCH__ >= 890
-    auto pack = [](float low, float high) -> uint32_t {
-      return Format == QF_FP8_E4M3 ? ptx::pack_e4m3(low, high) : ptx::pack_e5m2(low, high);
-    };
-    return pack(v[0], v[1]) | pack(v[2], v[3]) << 16;
-#else
-    uint32_t codes = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t code = Format == QF_FP8_E4M3 ? E4m3::encode(v[i]) : E5m2::encode(v[i]);
-      codes |= code << (8 * i);
-    }
-    return codes;
-#endif
-  }
 }
 
 // The numbers a thread holds, kVecs vectors of them. kWhole: vectors lie whole and aligned in memory.
@@ -241,33 +174,6 @@ __device__ void store_quantizer(const Params& p, int64_t scale_index, const Quan
   if (C::kHasZero) p.zero[scale_index] = static_cast<int8_t>(z.zero);
 }
 
-__device__ float max_over_lanes(float x, int lanes) {
-  for (int distance = lanes / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
-  return x;
-}
-__device__ int sum_over_lanes(int x, int lanes) {
-  for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
-  return x;
-}
-
-// Of x >= 0, whose bits are ordered as the numbers are.
-__device__ float max_over_warp(float x) {
-#if __CUDA_ARCH__ >= 800
-  return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x)));
-#else
-  return max_over_lanes(x, 32);
-#endif
-}
-
-// `parts` is used by nothing else.
-__device__ float max_over_block(float x, float (&parts)[32]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  x = max_over_warp(x);
-  if (lane == 0) parts[warp] = x;
-  __syncthreads();
-  return max_over_warp(lane < blockDim.x / 32 ? parts[lane] : 0.0f);
-}
-
 template <class C, int kVecs, bool kWhole>
 __global__ void __launch_bounds__(kMaxTeamThreads) team_kernel(const Params p) {
   const int lanes = 1 << p.lanes_log2, lane = threadIdx.x & (lanes - 1);
@@ -330,14 +236,8 @@ __global__ void __launch_bounds__(kMaxThreads) block_kernel(const Params p) {
     }
   }
   if (p.row_sums) {
-    sum = sum_over_lanes(sum, 32);
-    if (lane % 32 == 0) sum_parts[lane / 32] = sum;
-    __syncthreads();
-    if (lane == 0) {
-#pragma unroll 1
-      for (int warp = 1; warp < lanes / 32; ++warp) sum += sum_parts[warp];
-      p.row_sums[s.sum_index] = sum;
-    }
+    sum = sum_over_block(sum, sum_parts);
+    if (lane == 0) p.row_sums[s.sum_index] = sum;
   }
 }
 
