@@ -140,7 +140,8 @@ std::string compare_output(const Output& output, const Expected& expected) {
   for (int64_t r = 0; r < y.rows; ++r) {
     for (int64_t c = 0; c < y.cols; ++c) {
       const auto i = static_cast<size_t>(r * y.cols + c);
-      const float inverse = 1.0f / static_cast<float>(is_static ? scale.value(0) : scale_at(output, r, c / group));
+      const float inverse =
+          1.0f / static_cast<float>(is_static ? scale.value(0) : scale_at(output, r, c / group));
       const double v = expected.values[i], bound = expected.bounds[i],
                    a = decode_at(output.format, y.row(r), c);
       const double reach = std::isfinite(v) ? bound : 0;  // infinities have no bounds about them

@@ -130,7 +130,8 @@ class OperationCase : public Case {
       return out;
     }
     const int64_t groups = ceil_div(cols, resolved(out.group, cols));
-    if constexpr (requires { spec.has_transposed_scale; }) out.has_transposed_scale = spec.has_transposed_scale;
+    if constexpr (requires { spec.has_transposed_scale; })
+      out.has_transposed_scale = spec.has_transposed_scale;
     if (out.has_transposed_scale) {
       out.scale = &add("out_scale", Role::output, kF32, {groups, rows}, spec.row_padding);
       out.scale->show_transposed();

@@ -12,8 +12,8 @@ struct Output {
   Matrix y;                           // [m, n] f32 | f16 | bf16, or codes
   qf_format format = QF_FORMAT_NONE;  // NONE, INT8, E4M3, E5M2
   bool is_static = false;
-  int64_t group = 1;  // columns that share a dynamic scale; resolved, at least 1
-  Matrix scale;       // static: [1, 1], read; dynamic: [m, ceil(n / group)], written
+  int64_t group = 1;             // columns that share a dynamic scale; resolved, at least 1
+  Matrix scale;                  // static: [1, 1], read; dynamic: [m, ceil(n / group)], written
   int64_t scale_col_stride = 1;  // not 1: the scales are written as [ceil(n / group), m]
   int64_t hadamard = 0;          // columns that are rotated together before they are quantized; 0: none
 

@@ -58,12 +58,12 @@ struct RowPart {
 
 // How rows are divided among blocks and their threads.
 struct RowDivision {
-  Divider pieces;     // of a row
-  uint32_t parts;     // rows * pieces
-  int piece;          // columns, whole vectors and groups
-  int cols;           // of a row
-  int lanes_log2;     // of a team
-  int group_log2;     // log2 of the lanes that hold a group; -1: a scale serves the part, or none is dynamic
+  Divider pieces;  // of a row
+  uint32_t parts;  // rows * pieces
+  int piece;       // columns, whole vectors and groups
+  int cols;        // of a row
+  int lanes_log2;  // of a team
+  int group_log2;  // log2 of the lanes that hold a group; -1: a scale serves the part, or none is dynamic
 };
 
 // ---- Stores ----
@@ -73,7 +73,8 @@ __device__ __forceinline__ void store_floats(const Matrix& y, int64_t row, int c
                                              const float (&v)[kWidth]) {
   const auto store = [&](auto type) {
     using T = decltype(type);
-    constexpr int kRun = static_cast<int>(16 / sizeof(T)) < kWidth ? static_cast<int>(16 / sizeof(T)) : kWidth;
+    constexpr int kRun =
+        static_cast<int>(16 / sizeof(T)) < kWidth ? static_cast<int>(16 / sizeof(T)) : kWidth;
 #pragma unroll
     for (int i = 0; i < kWidth; i += kRun) {
       float run[kRun];
@@ -279,9 +280,8 @@ inline RowPlan plan_rows(const Output& out, int64_t m, int64_t n, int width, boo
   const bool is_dynamic = out.is_quantized() && !out.is_static;
   const bool has_row_scale = is_dynamic && out.group >= n;
   const int64_t vectors = n / width, group_lanes = out.group / width;
-  const bool has_lane_groups =
-      is_dynamic && !has_row_scale && out.group % width == 0 && group_lanes <= 32 &&
-      is_hadamard_size(group_lanes);
+  const bool has_lane_groups = is_dynamic && !has_row_scale && out.group % width == 0 && group_lanes <= 32 &&
+                               is_hadamard_size(group_lanes);
   plan.is_whole = has_vectors && has_whole_vectors(out.y, width) && out.hadamard == 0 &&
                   (!is_dynamic || has_row_scale || has_lane_groups);
   const bool is_one_part = spans_row || has_row_scale;
@@ -328,7 +328,8 @@ void launch_rows(const char* name, const Source& source, const Output& out, int6
   LaunchShape shape = {dim3(static_cast<unsigned>(m)), dim3(static_cast<unsigned>(plan.threads)), 0,
                        /*overlap_previous=*/true};
   if (!plan.is_whole) {
-    if (out.hadamard == 0) return launch_kernel(name, any_rows_kernel<Source, false>, shape, launch, source, out);
+    if (out.hadamard == 0)
+      return launch_kernel(name, any_rows_kernel<Source, false>, shape, launch, source, out);
     shape.smem_bytes = PaddedRow::bytes(out.y.cols);
     return launch_kernel(name, any_rows_kernel<Source, true>, shape, launch, source, out);
   }
@@ -352,8 +353,8 @@ inline Requirements accepts_output_rows(const Output& out, int64_t m, int64_t n,
   return Requirements()
       .require(n < 1ll << 30, "rows have 2^30 numbers or more")
       .require(m * ceil_div(n, 128) < 1ll << 31, "there are too many rows")
-      .require(out.hadamard == 0 || static_cast<int64_t>(PaddedRow::bytes(n)) + kReserved <=
-                                        gpu_max_smem_bytes(device),
+      .require(out.hadamard == 0 ||
+                   static_cast<int64_t>(PaddedRow::bytes(n)) + kReserved <= gpu_max_smem_bytes(device),
                "a row that is rotated does not fit into shared memory");
 }
 

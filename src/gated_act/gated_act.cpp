@@ -17,8 +17,8 @@ Problem Op::parse(const Args& a, Arguments& arg) {
   arg.require(a.activation >= QF_IDENTITY && a.activation <= QF_SILU,
               "activation is unknown, expected identity, relu, gelu, gelu_tanh or silu");
   p.activation = a.activation;
-  p.out = parse_rotated_output(arg, {a.y, a.out_format, a.out_mode, a.out_group, a.out_scale}, a.hadamard, m,
-                               n);
+  p.out =
+      parse_rotated_output(arg, {a.y, a.out_format, a.out_mode, a.out_group, a.out_scale}, a.hadamard, m, n);
   p.device = arg.device();
   return p;
 }

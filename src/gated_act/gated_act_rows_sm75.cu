@@ -63,8 +63,8 @@ void launch(const Problem& p, const Launch& launch) {
     using T = typename decltype(type)::type;
     constexpr int kWidth = Gated<T>::kWidth;
     const bool has_vectors = has_whole_vectors(p.x, kWidth) && p.n % kWidth == 0;
-    const RowPlan plan = plan_rows(p.out, p.m, p.n, kWidth, has_vectors, /*spans_row=*/false,
-                                   gpu_num_sms(p.device.id));
+    const RowPlan plan =
+        plan_rows(p.out, p.m, p.n, kWidth, has_vectors, /*spans_row=*/false, gpu_num_sms(p.device.id));
     launch_rows(kName, Gated<T>{p.x, p.is_gated ? p.n : 0, p.activation}, p.out, p.m, plan, launch);
   });
 }

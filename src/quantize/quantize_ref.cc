@@ -93,8 +93,7 @@ void launch(const Problem& given, const Launch&) {
       const Extent e = {r0, std::min(r0 + p.block.rows, p.rows), c0, std::min(c0 + p.block.cols, p.cols)};
       const int64_t col_block = c0 / p.block.cols;
       const int64_t row_block = r0 / p.block.rows;
-      const BlockIndex block = {p.scale_index(row_block, col_block),
-                                row_block * p.col_blocks() + col_block};
+      const BlockIndex block = {p.scale_index(row_block, col_block), row_block * p.col_blocks() + col_block};
       const Quantizer z = quantizer_of_block(p, e, block);
       if (!p.is_static()) {
         if (p.has_e8m0_scale()) static_cast<uint8_t*>(p.scale.data)[block.scale] = z.e8m0;

@@ -5,8 +5,8 @@
 //
 // Bound by memory. A row stays in registers between its sum of squares and its codes (cuda/produce_rows.h):
 //   x, residual --> h --> residual;  h^2 --sum--> root;  h * gain / root --max--> scale --> codes
-#include "cuda/produce_rows.h"
 #include "core/element.h"
+#include "cuda/produce_rows.h"
 #include "rms_norm/rms_norm.h"
 
 namespace quantfuse::rms_norm_rows_sm75 {
@@ -147,7 +147,8 @@ struct Norm {
     sum = sum_over_block(sum, scratch.sums);  // and every thread sees what the others wrote
     if (!has_lost_squares(sum)) return {h, rsqrtf(mean_of(sum))};
     double exact = 0;
-    for (int c = threadIdx.x; c < n; c += threads) exact += static_cast<double>(to_float(h[c])) * to_float(h[c]);
+    for (int c = threadIdx.x; c < n; c += threads)
+      exact += static_cast<double>(to_float(h[c])) * to_float(h[c]);
     return {h, exact_factor(sum_over_block(exact, scratch.exact_sums))};
   }
   __device__ __forceinline__ float value(const State& state, int64_t, int c) const {
@@ -161,11 +162,11 @@ void launch(const Problem& p, const Launch& launch) {
   choose_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     constexpr int kWidth = Norm<T>::kWidth;
-    const bool has_vectors =
-        has_whole_vectors(p.x, kWidth) && (!p.residual || has_whole_vectors(p.residual, kWidth)) &&
-        (!p.gain || is_aligned(p.gain.data, 16));
-    const RowPlan plan = plan_rows(p.out, p.m, p.n, kWidth, has_vectors, /*spans_row=*/true,
-                                   gpu_num_sms(p.device.id));
+    const bool has_vectors = has_whole_vectors(p.x, kWidth) &&
+                             (!p.residual || has_whole_vectors(p.residual, kWidth)) &&
+                             (!p.gain || is_aligned(p.gain.data, 16));
+    const RowPlan plan =
+        plan_rows(p.out, p.m, p.n, kWidth, has_vectors, /*spans_row=*/true, gpu_num_sms(p.device.id));
     launch_rows(kName, Norm<T>{p.x, p.residual, p.gain, p.eps}, p.out, p.m, plan, launch);
   });
 }
