@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Hadamard rotation of a row in shared memory: formats/hadamard.h, with the same sums in the same order.
+// The Hadamard rotation of formats/hadamard.h, with the same sums in the same order, of numbers in registers
+// and of a row in shared memory.
 //
-// A pass takes kRadix numbers `stride` apart into registers, and does log2(kRadix) steps on them; with kRadix
+// In registers: a thread has kWidth neighbouring numbers, and the threads of a warp follow each other. Steps
+// below kWidth are the thread's own; for the others it gets its partner's number, and makes of the two the sum
+// or, in the upper lane of the pair, the difference.
+//
+// In shared memory: a pass takes kRadix numbers `stride` apart into registers, and does log2(kRadix) steps on them; with kRadix
 // = 8 a row of 4096 numbers goes through shared memory four times. One number in nine of it is padding: then
 // the threads of a warp are on different banks for strides of 1, 8 and from 64 on.
 #pragma once
@@ -10,6 +15,39 @@
 #include "formats/hadamard.h"
 
 namespace quantfuse {
+
+// Runs of `size` numbers, which lie in whole groups of lanes: size <= 32 * kWidth. All lanes take part.
+template <int kVecs, int kWidth>
+__device__ __forceinline__ void rotate_vectors(float (&v)[kVecs][kWidth], int size) {
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+#pragma unroll
+    for (int step = 1; step < kWidth; step *= 2) {
+      if (step >= size) break;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        if ((j & step) == 0) hadamard_step(v[i][j], v[i][j + step]);
+      }
+    }
+  }
+  for (int distance = 1; distance * kWidth < size; distance *= 2) {
+    const uint32_t sign = (threadIdx.x & static_cast<unsigned>(distance)) != 0 ? 0x80000000u : 0;
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const float partner = __shfl_xor_sync(~0u, v[i][j], distance);
+        v[i][j] = partner + __uint_as_float(__float_as_uint(v[i][j]) ^ sign);
+      }
+    }
+  }
+  const float norm = hadamard_norm(size);
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) v[i][j] *= norm;
+  }
+}
 
 struct PaddedRow {
   float* numbers;

@@ -8,11 +8,16 @@
 //             gmem --16 bytes a thread--> Source --> floats in regs --max--> scale --> codes --> gmem
 //           Groups of up to 32 threads' vectors, a power of two of them, have a scale of their own.
 //   any     A block goes along a row number by number, several times: for rows that do not lie on 16 bytes,
-//           are longer than the registers of 1024 threads, or have other groups. Rows that are rotated are
-//           held in shared memory for it.
+//           are longer than the registers of 1024 threads, have other groups, or are rotated by more columns
+//           than a warp holds. Rows that are rotated are held in shared memory for it.
+//
+// Blocks of the whole kernel stay for several rows: while one is reduced and stored, the next is on its way.
 //
 // A Source has, for the whole kernel,
-//     kWidth, kSpansRow;  produce(row_part, v, scratch): the numbers of a thread's vectors
+//     kWidth
+//     load_shared(part): what all rows have in common, loaded once
+//     load(part): what a thread's vectors are made of, as it lies in memory
+//     produce(part, shared, loaded, v, scratch): their numbers
 // and for the other
 //     begin_row(row, scratch): what value() needs to know, found by all threads;  value(state, row, column)
 #pragma once
@@ -166,25 +171,51 @@ static __device__ __noinline__ void store_number(const Output& out, int64_t row,
 
 // ---- Kernels ----
 
-template <class Source, int kVecs, bool kIsBlock>
-__global__ void __launch_bounds__(kIsBlock ? kMaxRowThreads : 256)
-    whole_rows_kernel(const __grid_constant__ Source source, const __grid_constant__ Output out,
-                      const __grid_constant__ RowDivision d) {
-  __shared__ RowScratch scratch;
-  const uint32_t index =
-      kIsBlock ? blockIdx.x : blockIdx.x * (blockDim.x >> d.lanes_log2) + (threadIdx.x >> d.lanes_log2);
+// Vectors of a thread of which there are registers for the next row's too.
+inline constexpr int kMaxVecsAhead = 2;
+
+// Where nothing is, a part is empty.
+template <bool kIsBlock>
+__device__ __forceinline__ RowPart<kIsBlock> part_at(const RowDivision& d, uint32_t index) {
   const uint32_t row = d.pieces.quotient(index);
   const int begin = static_cast<int>(index - row * d.pieces.divisor) * d.piece;
   const bool is_there = index < d.parts;
   const int lanes = kIsBlock ? static_cast<int>(blockDim.x) : 1 << d.lanes_log2;
-  const RowPart<kIsBlock> part = {is_there ? row : 0, is_there ? begin : 0,
-                                  is_there ? min(begin + d.piece, d.cols) : 0,
-                                  static_cast<int>(threadIdx.x) & (kIsBlock ? ~0 : lanes - 1), lanes};
+  return {is_there ? row : 0, is_there ? begin : 0, is_there ? min(begin + d.piece, d.cols) : 0,
+          static_cast<int>(threadIdx.x) & (kIsBlock ? ~0 : lanes - 1), lanes};
+}
+
+template <class Source, int kVecs, bool kIsBlock>
+__global__ void __launch_bounds__(kIsBlock ? kMaxRowThreads : 256)
+    whole_rows_kernel(const __grid_constant__ Source source, const __grid_constant__ Output out,
+                      const __grid_constant__ RowDivision d) {
+  // Two, in turn: some threads may still read what a row left when others have begun the next.
+  __shared__ RowScratch scratch[2];
+  uint32_t index =
+      kIsBlock ? blockIdx.x : blockIdx.x * (blockDim.x >> d.lanes_log2) + (threadIdx.x >> d.lanes_log2);
+  auto part = part_at<kIsBlock>(d, index);
   ptx::allow_next_kernel();
   ptx::wait_for_previous_kernel();
-  float v[kVecs][Source::kWidth];
-  source.produce(part, v, scratch);
-  store_part(out, d, part, v, scratch);
+  const auto shared = source.template load_shared<kVecs>(part);
+  auto loaded = source.template load<kVecs>(part);
+  const auto finish = [&](RowScratch& turn_scratch) {
+    float v[kVecs][Source::kWidth];
+    source.produce(part, shared, loaded, v, turn_scratch);
+    if (out.hadamard > 0) rotate_vectors(v, static_cast<int>(out.hadamard));
+    store_part(out, d, part, v, turn_scratch);
+  };
+  if constexpr (!kIsBlock || kVecs > kMaxVecsAhead) {
+    finish(scratch[0]);
+  } else {
+    for (int turn = 0;; turn ^= 1) {
+      index += gridDim.x;
+      const auto next = part_at<kIsBlock>(d, index);
+      const auto next_loaded = source.template load<kVecs>(next);
+      finish(scratch[turn]);
+      if (index >= d.parts) return;
+      part = next, loaded = next_loaded;
+    }
+  }
 }
 
 // Columns [begin, end) share a dynamic scale; every `stride`-th of them from `first` on is this thread's.
@@ -270,6 +301,7 @@ inline int log2_of(int64_t power) {
 struct RowPlan {
   bool is_whole = false, is_block = false;
   int vecs = 1, threads = 256;
+  int64_t grid = 1;
   RowDivision division = {Divider(1), 0, 0, 0, 0, -1};
 };
 
@@ -280,9 +312,11 @@ inline RowPlan plan_rows(const Output& out, int64_t m, int64_t n, int width, boo
   const bool is_dynamic = out.is_quantized() && !out.is_static;
   const bool has_row_scale = is_dynamic && out.group >= n;
   const int64_t vectors = n / width, group_lanes = out.group / width;
+  // Rotated runs of columns that at most the 32 lanes of a warp hold.
+  const int64_t run_lanes = out.hadamard > width ? out.hadamard / width : 1;
   const bool has_lane_groups = is_dynamic && !has_row_scale && out.group % width == 0 && group_lanes <= 32 &&
                                is_hadamard_size(group_lanes);
-  plan.is_whole = has_vectors && has_whole_vectors(out.y, width) && out.hadamard == 0 &&
+  plan.is_whole = has_vectors && has_whole_vectors(out.y, width) && run_lanes <= 32 &&
                   (!is_dynamic || has_row_scale || has_lane_groups);
   const bool is_one_part = spans_row || has_row_scale;
   if (is_one_part && vectors > 4 * kMaxRowThreads) plan.is_whole = false;
@@ -297,7 +331,7 @@ inline RowPlan plan_rows(const Output& out, int64_t m, int64_t n, int width, boo
   int64_t pieces = 1, piece_vectors = vectors;
   if (vectors <= 128) {
     plan.vecs = vectors <= 64 ? 2 : 4;
-    while ((plan.vecs << d.lanes_log2) < vectors) ++d.lanes_log2;
+    while ((plan.vecs << d.lanes_log2) < vectors || (1 << d.lanes_log2) < run_lanes) ++d.lanes_log2;
   } else {
     plan.is_block = true;
     const bool is_small = m * vectors < int64_t{num_sms} * 2 * kMaxRowThreads;
@@ -311,7 +345,9 @@ inline RowPlan plan_rows(const Output& out, int64_t m, int64_t n, int width, boo
       const int64_t most = is_small ? 128 : 256 * plan.vecs;
       pieces = ceil_div(vectors, most);
       piece_vectors = ceil_div(vectors, pieces);
-      if (has_lane_groups) piece_vectors = round_up(piece_vectors, group_lanes);
+      // Whole groups and whole runs: both are powers of two.
+      piece_vectors =
+          round_up(piece_vectors, has_lane_groups && group_lanes > run_lanes ? group_lanes : run_lanes);
       pieces = ceil_div(vectors, piece_vectors);
     }
     plan.threads = static_cast<int>(round_up(ceil_div(piece_vectors, plan.vecs), 32));
@@ -319,32 +355,41 @@ inline RowPlan plan_rows(const Output& out, int64_t m, int64_t n, int width, boo
   d.pieces = Divider(static_cast<uint32_t>(pieces));
   d.piece = static_cast<int>(piece_vectors * width);
   d.parts = static_cast<uint32_t>(m * pieces);
+  // As many blocks as there is room for: the registers of a multiprocessor are those of 1024 threads.
+  const int64_t room = int64_t{num_sms} * (kMaxRowThreads / plan.threads);
+  plan.grid = !plan.is_block ? ceil_div(int64_t{d.parts} << d.lanes_log2, plan.threads)
+              : plan.vecs > kMaxVecsAhead || m * pieces < room ? m * pieces
+                                                               : room;
   return plan;
+}
+
+template <class Source>
+void launch_whole_rows(const char* name, const Source& source, const Output& out, const RowPlan& plan,
+                       const Launch& launch) {
+  const LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)),
+                             dim3(static_cast<unsigned>(plan.threads)), 0, /*overlap_previous=*/true};
+  const RowDivision& d = plan.division;
+  if (plan.is_block) {
+    choose_value<1, 2, 4>(plan.vecs, [&](auto vecs) {
+      launch_kernel(name, whole_rows_kernel<Source, vecs.value, true>, shape, launch, source, out, d);
+    });
+  } else {
+    choose_value<2, 4>(plan.vecs, [&](auto vecs) {
+      launch_kernel(name, whole_rows_kernel<Source, vecs.value, false>, shape, launch, source, out, d);
+    });
+  }
 }
 
 template <class Source>
 void launch_rows(const char* name, const Source& source, const Output& out, int64_t m, const RowPlan& plan,
                  const Launch& launch) {
+  if (plan.is_whole) return launch_whole_rows(name, source, out, plan, launch);
   LaunchShape shape = {dim3(static_cast<unsigned>(m)), dim3(static_cast<unsigned>(plan.threads)), 0,
                        /*overlap_previous=*/true};
-  if (!plan.is_whole) {
-    if (out.hadamard == 0)
-      return launch_kernel(name, any_rows_kernel<Source, false>, shape, launch, source, out);
-    shape.smem_bytes = PaddedRow::bytes(out.y.cols);
-    return launch_kernel(name, any_rows_kernel<Source, true>, shape, launch, source, out);
-  }
-  const RowDivision& d = plan.division;
-  if (plan.is_block) {
-    shape.grid = dim3(d.parts);
-    choose_value<1, 2, 4>(plan.vecs, [&](auto vecs) {
-      launch_kernel(name, whole_rows_kernel<Source, vecs.value, true>, shape, launch, source, out, d);
-    });
-  } else {
-    shape.grid = dim3(static_cast<unsigned>(ceil_div(static_cast<int64_t>(d.parts) << d.lanes_log2, 256)));
-    choose_value<2, 4>(plan.vecs, [&](auto vecs) {
-      launch_kernel(name, whole_rows_kernel<Source, vecs.value, false>, shape, launch, source, out, d);
-    });
-  }
+  if (out.hadamard == 0)
+    return launch_kernel(name, any_rows_kernel<Source, false>, shape, launch, source, out);
+  shape.smem_bytes = PaddedRow::bytes(out.y.cols);
+  launch_kernel(name, any_rows_kernel<Source, true>, shape, launch, source, out);
 }
 
 // What the kernels above ask of a problem, whatever its Source.

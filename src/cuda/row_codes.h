@@ -4,6 +4,7 @@
 // that share a row, and the codes of several numbers at once. What the kernels that write activations share.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "cuda/ptx/convert.h"
@@ -51,13 +52,27 @@ __device__ __forceinline__ void unpack(const uint4& v, float (&x)[8], f16) {
   }
 }
 
-// kCount numbers rounded to T, as one aligned piece of memory.
+// Two numbers, rounded, in a word.
+__device__ __forceinline__ uint32_t pack2(float low, float high, bf16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint32_t pack2(float low, float high, f16) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// kCount numbers rounded to T, in words.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Rounded {
-  T numbers[kCount];
+  static constexpr int kWords = kCount * static_cast<int>(sizeof(T)) / 4;
+  uint32_t words[kWords];
   __device__ __forceinline__ explicit Rounded(const float (&x)[kCount]) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) from_float(x[i], numbers[i]);
+    for (int i = 0; i < kWords; ++i) {
+      if constexpr (sizeof(T) == 4) words[i] = __float_as_uint(x[i]);
+      else words[i] = pack2(x[2 * i], x[2 * i + 1], T{});
+    }
   }
 };
 
@@ -135,11 +150,5 @@ __device__ __forceinline__ uint32_t encode4(const float* x, float inverse, int z
 #endif
   }
 }
-
-// Words of memory as they are stored at once: 2, 4 or 8 bytes.
-template <int kBytes>
-struct alignas(kBytes) Bytes {
-  uint8_t bytes[kBytes];
-};
 
 }  // namespace quantfuse

@@ -3,16 +3,14 @@
 // q[r,c] = saturate( round(y[r,c] * (1 / scale[r,C])) + zero[r,C] ),  C = c / group,  y the Hadamard rotation
 // of every `hadamard` columns of x
 //
-// A block takes a row, which stays in shared memory as float32 between its rotation and its codes:
+// Runs of at most 32 vectors of 16 bytes that become 8-bit codes with float32 scales stay in registers
+// (cuda/produce_rows.h). Else a block takes a row, which stays in shared memory as float32 between its rotation and its codes:
 //   gmem x --> smem --rotate (cuda/hadamard.h)--> smem --max--> scale;  smem --> codes --> gmem q
 // The groups of a row are divided among the warps; those of more than 1024 columns are the whole block's. A
 // thread encodes two neighbouring numbers at a time, which are one byte of 4-bit codes.
 #include "core/choose.h"
 #include "core/device.h"
-#include "cuda/hadamard.h"
-#include "cuda/launch.h"
-#include "cuda/ptx/dependent_launch.h"
-#include "cuda/row_codes.h"
+#include "cuda/produce_rows.h"
 #include "quantize/quantize.h"
 
 namespace quantfuse::quantize_rotated_sm75 {
@@ -21,7 +19,6 @@ using quantize::Quantizer;
 namespace {
 
 constexpr const char* kName = "quantize_rotated_sm75";
-constexpr int kLargestWarpGroup = 1024;
 
 // Two numbers, already divided by the scale, in the two lowest bytes.
 __device__ uint32_t encode2(qf_format format, float a, float b, int zero) {
@@ -181,6 +178,60 @@ Verdict accepts(const Problem& p) {
                "a row that is rotated does not fit into shared memory");
 }
 
+// ---- In registers ----
+
+// x as it is, for the kernels of cuda/produce_rows.h.
+template <class T>
+struct Plain {
+  static constexpr int kWidth = kVectorWidth<T>;
+  Matrix x;
+
+  struct Shared {};
+  template <int kVecs>
+  struct Loaded {
+    uint4 numbers[kVecs];
+  };
+  template <int kVecs, class Part>
+  __device__ Shared load_shared(const Part&) const {
+    return {};
+  }
+  template <int kVecs, class Part>
+  __device__ __forceinline__ Loaded<kVecs> load(const Part& part) const {
+    Loaded<kVecs> l;
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int column = part.template column<kWidth>(i);
+      l.numbers[i] =
+          column < part.end ? *reinterpret_cast<const uint4*>(x.row<T>(part.row) + column) : uint4{};
+    }
+    return l;
+  }
+  template <class Part, int kVecs>
+  __device__ __forceinline__ void produce(const Part&, Shared, const Loaded<kVecs>& l,
+                                          float (&v)[kVecs][kWidth], RowScratch&) const {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) unpack(l.numbers[i], v[i], T{});
+  }
+};
+
+// The output of a producer, where the problem has no more than that: 8-bit codes with float32 scales.
+Output output_of(const Problem& p) {
+  Output out;
+  out.y = p.q, out.format = p.format, out.is_static = p.is_static();
+  out.group = p.block.cols, out.scale = p.scale, out.scale_col_stride = p.scale_col_stride;
+  out.hadamard = p.hadamard;
+  return out;
+}
+
+template <class T>
+RowPlan plan_in_registers(const Problem& p) {
+  const bool is_output = !is_packed_4bit(p.format) && p.scale_kind() == quantize::ScaleKind::symmetric &&
+                         !p.row_sums && (!p.is_static() || (p.row_blocks() == 1 && p.col_blocks() == 1));
+  const bool has_vectors = is_output && has_whole_vectors(p.x, kVectorWidth<T>);
+  return plan_rows(output_of(p), p.rows, p.cols, kVectorWidth<T>, has_vectors, /*spans_row=*/false,
+                   gpu_num_sms(p.device.id));
+}
+
 void launch(const Problem& p, const Launch& launch) {
   const int64_t threads = round_up(ceil_div(p.cols, 8), 32);
   const LaunchShape shape = {dim3(static_cast<unsigned>(p.rows)),
@@ -190,7 +241,10 @@ void launch(const Problem& p, const Launch& launch) {
   const bool is_whole = reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 && p.cols % width == 0 &&
                         (p.rows == 1 || p.x.row_stride % width == 0);
   choose_float(p.x.dtype, [&](auto type) {
-    launch_kernel(kName, kernel<typename decltype(type)::type>, shape, launch, p, is_whole);
+    using T = typename decltype(type)::type;
+    const RowPlan plan = plan_in_registers<T>(p);
+    if (plan.is_whole) return launch_whole_rows(kName, Plain<T>{p.x}, output_of(p), plan, launch);
+    launch_kernel(kName, kernel<T>, shape, launch, p, is_whole);
   });
 }
 

@@ -29,6 +29,7 @@ using quantize::ScaleKind;
 namespace {
 
 constexpr int kMaxThreads = kMaxRowThreads, kMaxTeamThreads = 512;
+constexpr int64_t kMaxTeamVectors = 128;
 
 struct Params {
   const void* x;
@@ -44,7 +45,7 @@ struct Params {
   int cols, group;
   int lanes_log2;  // of a team
   qf_format format;
-  bool is_static, has_e8m0_scale;
+  bool is_static;
 };
 
 struct Range {
@@ -53,13 +54,15 @@ struct Range {
 
 // x's type T_, what it becomes, and how many of it are a vector of 16 bytes. INT4 stands for all codes of 4
 // bits: which they are is known when the kernel runs.
-template <class T_, qf_format kFormat_, bool kHasZero_>
+template <class T_, qf_format kFormat_, ScaleKind kKind_>
 struct Coding {
   using T = T_;
   static constexpr qf_format kFormat = kFormat_;
-  static constexpr bool kHasZero = kHasZero_;
+  static constexpr ScaleKind kKind = kKind_;
+  static constexpr bool kHasZero = kKind == ScaleKind::asymmetric, kHasE8m0 = kKind == ScaleKind::e8m0;
   static constexpr int kWidth = kVectorWidth<T>;
   static constexpr bool kIsPacked = is_packed_4bit(kFormat);
+  static constexpr bool kIsForGroups = kIsPacked || kHasE8m0;  // short segments in whole vectors alone
   __device__ static qf_format format(const Params& p) { return kIsPacked ? p.format : kFormat; }
 };
 
@@ -198,21 +201,18 @@ template <class C>
 __device__ Quantizer quantizer_of(const Params& p, const Segment<typename C::T>& s, const Range& range) {
   if (p.is_static) {
     Quantizer z;
-    z.scale = p.has_e8m0_scale ? E8m0::decode(static_cast<const uint8_t*>(p.scale)[s.scale_index])
-                               : static_cast<const float*>(p.scale)[s.scale_index];
+    z.scale = C::kHasE8m0 ? E8m0::decode(static_cast<const uint8_t*>(p.scale)[s.scale_index])
+                          : static_cast<const float*>(p.scale)[s.scale_index];
     if (C::kHasZero) z.zero = p.zero[s.scale_index];  // static scales are compact, as zero points are
     return z;
   }
-  const auto kind = C::kHasZero        ? ScaleKind::asymmetric
-                    : p.has_e8m0_scale ? ScaleKind::e8m0
-                                       : ScaleKind::symmetric;
-  return quantize::quantizer_from_range(kind, code_range(C::format(p)), -range.depth, range.high);
+  return quantize::quantizer_from_range(C::kKind, code_range(C::format(p)), -range.depth, range.high);
 }
 
 template <class C>
 __device__ void store_quantizer(const Params& p, const Segment<typename C::T>& s, const Quantizer& z) {
   if (p.is_static) return;
-  if (p.has_e8m0_scale) static_cast<uint8_t*>(p.scale)[s.scale_index] = z.e8m0;
+  if (C::kHasE8m0) static_cast<uint8_t*>(p.scale)[s.scale_index] = z.e8m0;
   else static_cast<float*>(p.scale)[s.scale_index] = z.scale;
   if (C::kHasZero) p.zero[s.index] = static_cast<int8_t>(z.zero);
 }
@@ -294,7 +294,7 @@ struct Shape {
 };
 
 Shape choose_shape(bool is_whole, int64_t vectors, int64_t segments, int num_sms) {
-  if (vectors <= 128) {
+  if (vectors <= kMaxTeamVectors) {
     const int vecs = is_whole && vectors <= 64 ? 2 : 4;
     int lanes_log2 = 0;
     while ((vecs << lanes_log2) < vectors) ++lanes_log2;
@@ -333,16 +333,16 @@ void launch_coding(const Params& params, const Launch& launch, const Shape& shap
   const int64_t teams = shape.by_teams ? shape.threads >> shape.lanes_log2 : 1;
   const LaunchShape grid = {dim3(static_cast<unsigned>(ceil_div(params.segments, teams))),
                             dim3(static_cast<unsigned>(shape.threads)), 0, /*overlap_previous=*/true};
-  if (!shape.is_whole) {
-    if constexpr (!C::kIsPacked) {
-      launch_kernel(name, shape.by_teams ? team_kernel<C, 4, false> : block_kernel<C, 4, false>, grid, launch,
-                    params);
-    }
-  } else if (shape.by_teams) {
-    choose_value<2, 4>(shape.vecs, [&](auto vecs) {
+  if (shape.is_whole && shape.by_teams) {
+    return choose_value<2, 4>(shape.vecs, [&](auto vecs) {
       launch_kernel(name, team_kernel<C, vecs.value, true>, grid, launch, params);
     });
-  } else {
+  }
+  if constexpr (!C::kIsForGroups) {
+    if (!shape.is_whole) {
+      return launch_kernel(name, shape.by_teams ? team_kernel<C, 4, false> : block_kernel<C, 4, false>, grid,
+                           launch, params);
+    }
     choose_value<1, 2, 4, 8>(shape.vecs, [&](auto vecs) {
       launch_kernel(name, block_kernel<C, vecs.value, true>, grid, launch, params);
     });
@@ -365,19 +365,30 @@ void launch_shape(const Problem& p, const Launch& launch, const Shape& shape) {
                          static_cast<int>(group_of(p)),
                          shape.lanes_log2,
                          p.format,
-                         p.is_static(),
-                         p.has_e8m0_scale()};
+                         p.is_static()};
   choose_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
+    using enum ScaleKind;
     if (is_packed_4bit(p.format)) {
-      return choose_bool(static_cast<bool>(p.zero), [&](auto has_zero) {
-        launch_coding<Coding<T, QF_INT4, has_zero.value>>(params, launch, shape);
+      return choose_value<symmetric, asymmetric, e8m0>(p.scale_kind(), [&](auto kind) {
+        launch_coding<Coding<T, QF_INT4, kind.value>>(params, launch, shape);
       });
     }
-    if (p.zero) return launch_coding<Coding<T, QF_INT8, true>>(params, launch, shape);
-    choose_value<QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
-        p.format, [&](auto format) { launch_coding<Coding<T, format.value, false>>(params, launch, shape); });
+    if (p.has_e8m0_scale()) {
+      return choose_value<QF_FP8_E4M3, QF_FP8_E5M2>(p.format, [&](auto format) {
+        launch_coding<Coding<T, format.value, e8m0>>(params, launch, shape);
+      });
+    }
+    if (p.zero) return launch_coding<Coding<T, QF_INT8, asymmetric>>(params, launch, shape);
+    choose_value<QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.format, [&](auto format) {
+      launch_coding<Coding<T, format.value, symmetric>>(params, launch, shape);
+    });
   });
+}
+
+// Whether a segment is a team's, in whole vectors.
+bool is_short(const Problem& p) {
+  return is_whole(p) && ceil_div(group_of(p), width_of(p)) <= kMaxTeamVectors;
 }
 
 Verdict accepts(const Problem& p) {
@@ -385,9 +396,9 @@ Verdict accepts(const Problem& p) {
   return Requirements()
       .require(p.mode != QF_SCALE_MSE, "the MSE search is for weights, which are quantized on the CPU")
       .require(p.hadamard == 0, "nothing is rotated here")
-      .require(
-          !is_packed_4bit(p.format) || (is_whole(p) && ceil_div(group_of(p), width_of(p)) <= 8 * kMaxThreads),
-          "4-bit codes are made here of whole vectors that fit into registers")
+      .require(!p.has_e8m0_scale() || p.format != QF_INT8, "INT8 codes have float32 scales here")
+      .require((!is_packed_4bit(p.format) && !p.has_e8m0_scale()) || is_short(p),
+               "4-bit codes and E8M0 scales are for groups of at most 128 whole vectors of 16 bytes here")
       .require(p.block.rows == 1 || (is_per_tensor && p.is_static()),
                "a scale belongs to a row or a group of it here, or if static to the tensor")
       .require(p.cols < 1 << 30, "rows are shorter than 2^30 here")

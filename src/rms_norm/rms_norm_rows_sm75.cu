@@ -34,56 +34,72 @@ struct Norm {
     return static_cast<float>(1.0 / sqrt(sum / static_cast<double>(x.cols) + eps));
   }
 
-  template <class Part, int kVecs>
-  __device__ __forceinline__ void produce(const Part& part, float (&v)[kVecs][kWidth],
-                                          RowScratch& scratch) const {
-    load(part, v);
-    // The gain is on its way while the squares are summed.
-    constexpr DType kType = sizeof(T) == 4 ? DType::f32 : std::is_same_v<T, f16> ? DType::f16 : DType::bf16;
-    const bool has_same_type = gain && gain.dtype == kType;
+  // The gain where it has the type of x; a gain of another type is read when it is needed.
+  template <int kVecs>
+  struct Shared {
     uint4 gains[kVecs];
+  };
+  template <int kVecs>
+  struct Loaded {
+    uint4 numbers[kVecs], added[kVecs];
+  };
+  static constexpr DType kType = sizeof(T) == 4           ? DType::f32
+                                 : std::is_same_v<T, f16> ? DType::f16
+                                                          : DType::bf16;
+  __device__ __forceinline__ bool has_same_type() const { return gain && gain.dtype == kType; }
+
+  template <int kVecs, class Part>
+  __device__ __forceinline__ Shared<kVecs> load_shared(const Part& part) const {
+    Shared<kVecs> s;
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int column = part.template column<kWidth>(i);
-      gains[i] = has_same_type && column < part.end ? *reinterpret_cast<const uint4*>(gain.as<T>() + column)
-                                                    : uint4{};
+      s.gains[i] = has_same_type() && column < part.end
+                       ? *reinterpret_cast<const uint4*>(gain.as<T>() + column)
+                       : uint4{};
     }
-    const float factor = factor_of(part, v, scratch);
-#pragma unroll
-    for (int i = 0; i < kVecs; ++i) {
-      float g[kWidth];
-      unpack(gains[i], g, T{});
-      if (!has_same_type) load_other_gain(part.template column<kWidth>(i), part.end, g);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) v[i][j] = v[i][j] * factor * g[j];
-    }
+    return s;
   }
 
-  template <class Part, int kVecs>
-  __device__ __forceinline__ void load(const Part& part, float (&v)[kVecs][kWidth]) const {
-    uint4 numbers[kVecs], added[kVecs];
+  template <int kVecs, class Part>
+  __device__ __forceinline__ Loaded<kVecs> load(const Part& part) const {
+    Loaded<kVecs> l;
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int column = part.template column<kWidth>(i);
       const bool is_there = column < part.end;
-      numbers[i] = is_there ? *reinterpret_cast<const uint4*>(x.row<T>(part.row) + column) : uint4{};
-      if (residual) {
-        added[i] = is_there ? *reinterpret_cast<const uint4*>(residual.row<T>(part.row) + column) : uint4{};
-      }
+      l.numbers[i] = is_there ? *reinterpret_cast<const uint4*>(x.row<T>(part.row) + column) : uint4{};
+      l.added[i] = is_there && residual ? *reinterpret_cast<const uint4*>(residual.row<T>(part.row) + column)
+                                        : uint4{};
     }
+    return l;
+  }
+
+  template <class Part, int kVecs>
+  __device__ __forceinline__ void produce(const Part& part, const Shared<kVecs>& shared,
+                                          const Loaded<kVecs>& l, float (&v)[kVecs][kWidth],
+                                          RowScratch& scratch) const {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
-      unpack(numbers[i], v[i], T{});
+      unpack(l.numbers[i], v[i], T{});
       if (!residual) continue;
       float r[kWidth];
-      unpack(added[i], r, T{});
+      unpack(l.added[i], r, T{});
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) v[i][j] += r[j];
       const Rounded<T, kWidth> h(v[i]);
       const int column = part.template column<kWidth>(i);
       if (column < part.end) *reinterpret_cast<Rounded<T, kWidth>*>(residual.row<T>(part.row) + column) = h;
+      unpack({h.words[0], h.words[1], h.words[2], h.words[3]}, v[i], T{});
+    }
+    const float factor = factor_of(part, v, scratch);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) v[i][j] = to_float(h.numbers[j]);
+    for (int i = 0; i < kVecs; ++i) {
+      float g[kWidth];
+      unpack(shared.gains[i], g, T{});
+      if (!has_same_type()) load_other_gain(part.template column<kWidth>(i), part.end, g);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) v[i][j] = v[i][j] * factor * g[j];
     }
   }
 
