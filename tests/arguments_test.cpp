@@ -183,7 +183,7 @@ struct Spoil {
 
 int64_t huge_shape[] = {int64_t{1} << 40, int64_t{1} << 40, 1};
 int64_t one_more_dimension[] = {kM, kN, kK};
-int64_t strides_of_a_column[] = {1, 1 << 20};
+int64_t strides_of_a_column[] = {2, 1 << 20};
 
 const std::vector<Spoil> kSpoils = {
     {"no tensor", [](Operand& o) { return o.is_optional ? false : (*o.slot = nullptr, true); }},
@@ -361,6 +361,32 @@ TEST(Options, OfQuantize) {
                                   [](auto& a) { a.scale_mode = static_cast<qf_scale_mode>(7); });
   expect_bad_option<QuantizeCall>("block", [](auto& a) { a.block = {-1, 0}; });
   expect_bad_option<QuantizeCall>("q", [](auto& a) { a.format = QF_INT4; });
+  for (const int64_t size : {int64_t{-2}, int64_t{3}, int64_t{1} << 40}) {
+    expect_bad_option<QuantizeCall>("hadamard", [&](auto& a) { a.hadamard = size; });
+    expect_bad_option<RmsNormCall>("hadamard", [&](auto& a) { a.hadamard = size; });
+    expect_bad_option<GatedActCall>("hadamard", [&](auto& a) { a.hadamard = size; });
+  }
+}
+
+// Scales [m, groups] may lie in memory as [groups, m].
+TEST(Options, ScalesThatAreWrittenMayBeTransposed) {
+  QuantizeCall call, transposed;
+  ASSERT_EQ(call.run(), QF_OK) << qf_last_error();
+  Operand& scale = transposed.operand("scale");
+  const int64_t rows = scale.shape[0], cols = scale.shape[1];
+  scale.strides = {1, rows};
+  ASSERT_EQ(transposed.run(), QF_OK) << qf_last_error();
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      EXPECT_EQ(scale.at<float>(c * rows + r), call.operand("scale").at<float>(r * cols + c));
+    }
+  }
+  QuantizeCall overlapping;
+  overlapping.operand("scale").strides = {1, rows - 1};
+  expect_bad(overlapping, "scale");
+  StaticQuantizeCall given;
+  given.operand("scale").strides = {1, rows};
+  expect_bad(given, "scale");
 }
 
 TEST(Options, ZeroPointsBelongToIntegers) {
@@ -430,6 +456,7 @@ TEST(Options, OfGatedAct) {
   GatedActCall call;
   call.operand("x").shape[1] -= 1;
   expect_bad(call, "even number");
+  expect_bad_option<GatedActCall>("y", [](auto& a) { a.is_ungated = 1; });
 }
 
 TEST(Options, OfGptqQuantize) {

@@ -160,12 +160,18 @@ typedef struct qf_quantize_args {
   qf_block block;
   qf_scale_mode scale_mode;
   const qf_tensor* q;        /* out [rows, cols], or [rows, ceil(cols/2)] for 4-bit codes */
-  const qf_tensor* scale;    /* out, or in where static; f32 or e8m0 */
+  const qf_tensor* scale;    /* out, or in where static; f32 or e8m0. Where it is an output it may be a
+                                transposed view: [row blocks, column blocks] with strides (1, s) */
   const qf_tensor* zero;     /* out, or in where static; i8, shape of scale; NULL: symmetric. Integer formats
                                 only */
   const qf_tensor* row_sums; /* out [rows, ceil(cols/block.cols)] i32: sum of codes of each row in a block;
                                 optional,
                                 integer formats only */
+  int64_t hadamard;          /* x H / sqrt(h) of every h neighbouring columns is quantized in place of x, H
+                                the Hadamard matrix of h rows (in float32, by the fast transform from
+                                neighbours to distant pairs): outliers are spread over h columns. A weight
+                                that is rotated likewise gives the same product. A power of two that divides
+                                cols; 0: no rotation */
 } qf_quantize_args;
 
 QF_API qf_status qf_quantize(const qf_quantize_args* args, const qf_call* call);
@@ -302,7 +308,9 @@ typedef struct qf_rms_norm_args {
   qf_format out_format;       /* NONE, INT8, E4M3, E5M2 */
   qf_scale_mode out_mode;     /* static or dynamic */
   int64_t out_group;          /* columns that share a scale where dynamic; 0: the whole row */
-  const qf_tensor* out_scale; /* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n/out_group)] */
+  const qf_tensor* out_scale; /* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n/out_group)], or the
+                                 transpose of such a tensor as in qf_quantize */
+  int64_t hadamard;           /* columns that are rotated before they are quantized, as in qf_quantize */
 } qf_rms_norm_args;
 
 QF_API qf_status qf_rms_norm(const qf_rms_norm_args* args, const qf_call* call);
@@ -310,15 +318,18 @@ QF_API qf_status qf_rms_norm_workspace(const qf_rms_norm_args* args, const qf_ca
 QF_API size_t qf_rms_norm_explain(const qf_rms_norm_args* args, const qf_call* call, char* json,
                                   size_t capacity);
 
-/* y = quantize( act(x[:, :n]) * x[:, n:] ) */
+/* y = quantize( act(x[:, :n]) * x[:, n:] ), or with is_ungated quantize( act(x) ) */
 typedef struct qf_gated_act_args {
-  const qf_tensor* x; /* in  [m, 2n] f32|f16|bf16, gate then up; rows contiguous */
+  const qf_tensor* x; /* in  [m, 2n] f32|f16|bf16, gate then up; [m, n] if ungated; rows contiguous */
   qf_activation activation;
   const qf_tensor* y;         /* out [m, n] f32|f16|bf16, or codes of out_format; rows contiguous */
   qf_format out_format;       /* NONE, INT8, E4M3, E5M2 */
   qf_scale_mode out_mode;     /* static or dynamic */
   int64_t out_group;          /* columns that share a scale where dynamic; 0: the whole row */
-  const qf_tensor* out_scale; /* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n/out_group)] */
+  const qf_tensor* out_scale; /* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n/out_group)], or the
+                                 transpose of such a tensor as in qf_quantize */
+  int32_t is_ungated;         /* 1: nothing is gated: x has n columns, and y = quantize(act(x)) */
+  int64_t hadamard;           /* columns that are rotated before they are quantized, as in qf_quantize */
 } qf_gated_act_args;
 
 QF_API qf_status qf_gated_act(const qf_gated_act_args* args, const qf_call* call);

@@ -381,7 +381,8 @@ inline int num_threads() { return qf_get_num_threads(); }
 struct QuantizeOptions {
   ScaleMode mode = ScaleMode::dynamic;  // fixed: scale (and zero) are inputs
   Tensor zero;                          // i8, shape of scale: asymmetric. Integer formats only
-  Tensor row_sums;  // out: i32 [rows, ceil(cols/block.cols)], sums of codes. Integer formats only
+  Tensor row_sums;       // out: i32 [rows, ceil(cols/block.cols)], sums of codes. Integer formats only
+  int64_t hadamard = 0;  // columns that are rotated together before they are quantized; 0: none
 };
 
 namespace detail {
@@ -396,6 +397,7 @@ inline qf_quantize_args args_of_quantize(const ConstTensor& x, const Tensor& q, 
   a.scale = scale.get();
   a.zero = options.zero.get();
   a.row_sums = options.row_sums.get();
+  a.hadamard = options.hadamard;
   return a;
 }
 }  // namespace detail
@@ -861,8 +863,9 @@ inline std::string explain_linear_backward(const ConstTensor& dy, const Weight& 
 struct OutputOptions {
   Format format = Format::none;  // none, int8 or FP8
   ScaleMode mode = ScaleMode::dynamic;
-  int64_t group = 0;  // columns that share a scale where dynamic; 0: the whole row
-  Tensor scale;       // fixed: in, f32 [1]; dynamic: out, f32 [m, ceil(n/group)]
+  int64_t group = 0;     // columns that share a scale where dynamic; 0: the whole row
+  Tensor scale;          // fixed: in, f32 [1]; dynamic: out, f32 [m, ceil(n/group)], or a transposed view
+  int64_t hadamard = 0;  // columns that are rotated together before they are quantized; 0: none
 };
 
 struct RmsNormOptions {
@@ -885,6 +888,7 @@ inline qf_rms_norm_args args_of_rms_norm(const ConstTensor& x, const Tensor& y,
   a.out_mode = static_cast<qf_scale_mode>(options.out.mode);
   a.out_group = options.out.group;
   a.out_scale = options.out.scale.get();
+  a.hadamard = options.out.hadamard;
   return a;
 }
 }  // namespace detail
@@ -919,9 +923,20 @@ inline qf_gated_act_args args_of_gated_act(const ConstTensor& x, const Tensor& y
   a.out_mode = static_cast<qf_scale_mode>(out.mode);
   a.out_group = out.group;
   a.out_scale = out.scale.get();
+  a.hadamard = out.hadamard;
   return a;
 }
 }  // namespace detail
+
+// y = quantize( act(x) ).
+//   x  in   float [m, n]
+//   y  out  float [m, n], or codes of out.format
+inline void activate(const ConstTensor& x, const Tensor& y, Activation activation = Activation::gelu,
+                     const OutputOptions& out = {}, const Call& call = {}) {
+  auto a = detail::args_of_gated_act(x, y, activation, out);
+  a.is_ungated = 1;
+  detail::run(qf_gated_act, qf_gated_act_workspace, a, call, y.device());
+}
 
 // y = quantize( act(x[:, :n]) * x[:, n:] ).
 //   x  in   float [m, 2n]: gate, then up

@@ -34,7 +34,7 @@ from ._library import (
     version,
 )
 from ._linear import linear, linear_backward
-from ._norm import gated_act, rms_norm, silu_and_mul
+from ._norm import activate, gated_act, rms_norm, silu_and_mul
 from ._products import int4_matmul, int8_matmul, scaled_mm, w8a8_block_fp8_matmul, w8a8_block_int8_matmul
 from ._quantize import (
     Quantized,
@@ -91,6 +91,7 @@ __all__ = [
     "Quantized",
     "QuantizedWeight",
     "Scheme",
+    "activate",
     "awq_search",
     "calibrate_and_quantize",
     "dequantize_tensor",

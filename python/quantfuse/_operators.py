@@ -18,7 +18,6 @@ from ._library import LINEAR, invoke
 from ._linear import linear as _call_linear
 from ._linear import linear_backward as _call_linear_backward
 from ._norm import rms_norm as _call_rms_norm
-from ._quantize import quantize_tensor as _call_quantize
 from ._tensors import ACT_FORMATS, ACTIVATIONS, DYNAMIC, adopt
 from ._weight import QuantizedWeight
 
@@ -352,20 +351,6 @@ def _rms_norm_quantized_fake(x: Any, gain: Any, eps: float, out_quant: str, out_
     return _quantized_like(x, x.shape[-1], out_quant, out_group)
 
 
-# There are no CUDA kernels for the norm yet: torch's, and ours behind it.
-
-
-def _rms_norm_cuda(x: torch.Tensor, gain: Any, eps: float) -> Any:
-    gain = gain if gain is None else gain.float()
-    return torch.nn.functional.rms_norm(x.float(), x.shape[-1:], gain, eps).to(x.dtype)
-
-
-def _rms_norm_quantized_cuda(x: torch.Tensor, gain: Any, eps: float, out_quant: str, out_group: int) -> Any:
-    format = {"fp8": "fp8_e4m3"}.get(out_quant, out_quant)
-    codes, scale, _, _ = _call_quantize(_rms_norm_cuda(x, gain, eps), format, block=(1, out_group))
-    return codes, scale.view(*x.shape[:-1], scale.shape[-1])
-
-
 for _name, _kernel, _fake in (
     ("linear", _linear, _linear_fake),
     ("linear_quantized", _linear_quantized, _linear_quantized_fake),
@@ -374,8 +359,7 @@ for _name, _kernel, _fake in (
     ("rms_norm_quantized", _rms_norm_quantized, _rms_norm_quantized_fake),
 ):
     _library.impl(_name, _kernel, "CPU")
-    _cuda_kernel = {"rms_norm": _rms_norm_cuda, "rms_norm_quantized": _rms_norm_quantized_cuda}.get(_name)
-    _library.impl(_name, _cuda_kernel or _kernel, "CUDA")
+    _library.impl(_name, _kernel, "CUDA")
     torch.library.register_fake(f"quantfuse::{_name}", _fake, lib=_library)
 torch.library.register_autograd(
     "quantfuse::linear", _linear_gradient, setup_context=_save_linear, lib=_library

@@ -25,6 +25,7 @@ from ._tensors import (
     ceil_div,
     dtype_of,
     format_of,
+    hadamard_size,
 )
 
 
@@ -60,6 +61,7 @@ def quantize_tensor(
     scale_format: str = "float32",
     mse: bool = False,
     row_sums: bool = False,
+    hadamard: int | bool = 0,
     out: Tensor | None = None,
 ) -> Quantized:
     """``codes = saturate(round(x * (1 / scale)) + zero)``, round to nearest even.
@@ -78,6 +80,10 @@ def quantize_tensor(
         scale_format: ``float32``, or ``e8m0`` for powers of two.
         mse: shrink each block's range to what makes its squared error least.
         row_sums: also return the int32 sums of codes of each row within each column of blocks.
+        hadamard: rotate every so many neighbouring columns by the orthogonal Hadamard matrix before they are
+            quantized, which spreads outliers over all of them: a power of two that divides ``cols``; True is
+            the largest one. The rotation is its own inverse, and a product of two matrices that are rotated
+            alike along k is that of the matrices themselves.
         out: memory for the codes.
 
     Returns:
@@ -92,6 +98,9 @@ def quantize_tensor(
     ([[64, -127, 16, 127]], (1, 2))
     >>> qf.quantize_tensor(x, "mxfp4").codes.shape
     (1, 2)
+    >>> outlier = np.array([[0, 0, 0, 8]], np.float32)
+    >>> qf.quantize_tensor(outlier, "int8", hadamard=4).codes.tolist()     # 8 / sqrt(4) everywhere
+    [[127, -127, -127, 127]]
     """
     x, family = adopt(x, "x")
     matrix = family.rows(x, "x")
@@ -135,6 +144,7 @@ def quantize_tensor(
         family.argument(scale, "scale"),
         None if zero is None else family.argument(zero, "zero"),
         sums,
+        hadamard_size(hadamard, cols),
     )
     return Quantized(out, scale, zero, sums)
 
@@ -199,7 +209,13 @@ def dequantize_tensor(
 
 
 def _row_groups(
-    x: Tensor, number: int, dtype: str, group: int, row_sums: bool, out: Any
+    x: Tensor,
+    number: int,
+    dtype: str,
+    group: int,
+    row_sums: bool,
+    out: Any,
+    column_major_scales: bool = False,
 ) -> tuple[Tensor, ...]:
     """Dynamic scales of each row and group of columns: codes, scale, perhaps row sums, shaped like ``x``."""
     x, family = adopt(x, "x")
@@ -209,7 +225,9 @@ def _row_groups(
     codes, scale, sums = (None, None, None) if out is None else _outputs(out, row_sums, family)
     if codes is None:
         codes = family.empty(shape, dtype, x)
-    if scale is None:
+    if scale is None and column_major_scales:
+        scale = family.empty((groups, math.prod(shape[:-1])), "float32", x).T.reshape((*shape[:-1], groups))
+    elif scale is None:
         scale = family.empty((*shape[:-1], groups), "float32", x)
     if row_sums and sums is None:
         sums = family.empty((*shape[:-1], groups), "int32", x)
@@ -230,6 +248,7 @@ def _row_groups(
         family.output(scale_matrix, "out[1]"),
         None,
         None if sums_matrix is None else family.output(sums_matrix, "out[2]"),
+        0,
     )
     return (codes, scale, sums) if row_sums else (codes, scale)
 
@@ -267,7 +286,12 @@ def per_token_quant_int8(
 
 
 def per_token_group_quant_int8(
-    x: Tensor, group_size: int, *, row_sums: bool = False, out: tuple[Tensor, ...] | None = None
+    x: Tensor,
+    group_size: int,
+    *,
+    row_sums: bool = False,
+    column_major_scales: bool = False,
+    out: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, ...]:
     """INT8 with one scale per token and group of ``group_size`` columns; the last group may be short.
 
@@ -275,7 +299,8 @@ def per_token_group_quant_int8(
         x: ``[..., k]`` float32, float16 or bfloat16.
         group_size: at least 1; it need not divide k.
         row_sums: also return the int32 sum of codes of each row and group.
-        out: memory for the outputs, in their order.
+        column_major_scales: the scale lies in memory as ``[groups, tokens]``, and is a transposed view of that.
+        out: memory for the outputs, in their order; the scale may be such a view.
 
     Returns:
         Codes ``[..., k]`` int8, scale ``[..., ceil(k / group_size)]`` float32, and perhaps row sums int32.
@@ -285,11 +310,16 @@ def per_token_group_quant_int8(
     >>> q.shape, scale.shape
     ((2, 5), (2, 3))
     """
-    return _row_groups(x, 1, "int8", _group(group_size), row_sums, out)
+    return _row_groups(x, 1, "int8", _group(group_size), row_sums, out, column_major_scales)
 
 
 def per_token_group_quant_fp8(
-    x: Tensor, group_size: int, *, format: str = "fp8_e4m3", out: tuple[Tensor, Tensor] | None = None
+    x: Tensor,
+    group_size: int,
+    *,
+    format: str = "fp8_e4m3",
+    column_major_scales: bool = False,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """FP8 with one scale per token and group of ``group_size`` columns; the last group may be short.
 
@@ -297,7 +327,7 @@ def per_token_group_quant_fp8(
         x: ``[..., k]`` float32, float16 or bfloat16.
         group_size: at least 1; it need not divide k.
         format: ``fp8_e4m3`` or ``fp8_e5m2``.
-        out: memory for the outputs, in their order.
+        column_major_scales, out: as in :func:`per_token_group_quant_int8`.
 
     Returns:
         Codes ``[..., k]`` (``torch.float8_*``, or uint8 in NumPy) and scale ``[..., ceil(k / group_size)]``
@@ -308,7 +338,7 @@ def per_token_group_quant_fp8(
     >>> hex(q[0, 0]), round(1 / float(scale[0, 0]))     # 448 is 0x7e
     ('0x7e', 448)
     """
-    return _row_groups(x, *_fp8(format), _group(group_size), False, out)
+    return _row_groups(x, *_fp8(format), _group(group_size), False, out, column_major_scales)
 
 
 def static_quant_fp8(
@@ -347,6 +377,7 @@ def static_quant_fp8(
         family.argument(scale.reshape(1), "scale"),
         None,
         None,
+        0,
     )
     return out, scale
 

@@ -310,6 +310,11 @@ def blocks_of(rows: int, cols: int, block: tuple[int, int]) -> tuple[int, int]:
     return -(-rows // (block_rows or rows or 1)), -(-cols // (block_cols or cols or 1))
 
 
+def hadamard_size(value: int | bool, cols: int) -> int:
+    """The columns that are rotated together; True is the largest power of two that divides ``cols``."""
+    return cols & -cols if value is True else int(value)
+
+
 def plan_output(
     family: Family,
     like: Tensor,

@@ -50,6 +50,8 @@ struct QuantizeSpec {
   qf_block block = {1, 0};
   qf_scale_mode mode = QF_SCALE_DYNAMIC;
   bool has_e8m0_scale = false, is_asymmetric = false, wants_row_sums = false;
+  bool has_transposed_scale = false;
+  int64_t hadamard = 0;
   qf_dtype dtype = {2, 32, 1};
   int64_t rows = 0, cols = 0, row_padding = 0;
   Data data = Data::normal;
@@ -113,7 +115,8 @@ struct RmsNormSpec {
   bool has_residual = false, has_gain = true;
   qf_format out_format = QF_FORMAT_NONE;
   qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
-  int64_t out_group = 0;
+  int64_t out_group = 0, hadamard = 0;
+  bool has_transposed_scale = false;
   int64_t m = 0, n = 0, row_padding = 0;
   Data data = Data::normal;
 };
@@ -122,9 +125,11 @@ struct GatedActSpec {
   std::string name;
   qf_dtype dtype = {4, 16, 1};
   qf_activation activation = QF_SILU;
+  bool is_ungated = false;
   qf_format out_format = QF_FORMAT_NONE;
   qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
-  int64_t out_group = 0;
+  int64_t out_group = 0, hadamard = 0;
+  bool has_transposed_scale = false;
   int64_t m = 0, n = 0, row_padding = 0;
   Data data = Data::normal;
 };

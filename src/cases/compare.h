@@ -30,6 +30,10 @@ struct Expected {
   std::vector<double> values, bounds;
 };
 
+// The same after the Hadamard rotation of every `size` columns, which divide n: a step rounds once, and what a
+// number was off by reaches every number of its run.
+void rotate_expected(Expected& expected, int64_t size);
+
 // A float output (rule 2).
 std::string compare_floats(const Tensor& y, const Expected& expected);
 
@@ -41,6 +45,7 @@ struct Output {
   int64_t group = 0;
   Tensor* y = nullptr;
   Tensor* scale = nullptr;  // null where y holds floats
+  bool has_transposed_scale = false;
 
   bool is_quantized() const { return format != QF_FORMAT_NONE; }
 };

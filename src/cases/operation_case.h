@@ -121,13 +121,23 @@ class OperationCase : public Case {
   // row_padding.
   template <class Spec>
   Output add_output(const Spec& spec, Role role, int64_t rows, int64_t cols) {
-    Output out = {spec.out_format, spec.out_mode, spec.out_group, nullptr, nullptr};
+    Output out = {spec.out_format, spec.out_mode, spec.out_group, nullptr, nullptr, false};
     const qf_dtype dtype = out.is_quantized() ? code_dtype(out.format, spec.row_padding > 0) : spec.dtype;
     out.y = &add("y", role, dtype, {rows, cols}, spec.row_padding);
     if (!out.is_quantized()) return out;
-    out.scale = out.mode == QF_SCALE_STATIC ? &add("out_scale", Role::input, kF32, {1})
-                                            : &add("out_scale", Role::output, kF32,
-                                                   {rows, ceil_div(cols, resolved(out.group, cols))});
+    if (out.mode == QF_SCALE_STATIC) {
+      out.scale = &add("out_scale", Role::input, kF32, {1});
+      return out;
+    }
+    const int64_t groups = ceil_div(cols, resolved(out.group, cols));
+    if constexpr (requires { spec.has_transposed_scale; })
+      out.has_transposed_scale = spec.has_transposed_scale;
+    if (out.has_transposed_scale) {
+      out.scale = &add("out_scale", Role::output, kF32, {groups, rows}, spec.row_padding);
+      out.scale->show_transposed();
+    } else {
+      out.scale = &add("out_scale", Role::output, kF32, {rows, groups});
+    }
     return out;
   }
   // A static scale that covers +-largest.
@@ -148,6 +158,7 @@ class OperationCase : public Case {
     a.y = &y.view;
     a.out_format = QF_FORMAT_NONE;
     a.out_scale = nullptr;
+    if constexpr (requires { a.hadamard; }) a.hadamard = 0;
     run_reference(a);
   }
 

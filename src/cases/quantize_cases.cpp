@@ -11,6 +11,7 @@
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
 #include "formats/codes.h"
+#include "formats/hadamard.h"
 
 namespace quantfuse::cases {
 namespace {
@@ -35,6 +36,8 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
                                     .add_if(spec.mode == QF_SCALE_MSE, "mse")
                                     .add_if(spec.wants_row_sums, "row_sums")
                                     .add_if(spec.row_padding > 0, "padded")
+                                    .add_if(spec.has_transposed_scale, "transposed_scale")
+                                    .add_if(spec.hadamard > 0, "hadamard" + std::to_string(spec.hadamard))
                                     .add(data_word(spec.data))
                                     .text();
     m = spec.rows, n = spec.cols;
@@ -52,7 +55,13 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
     x_ = &add("x", Role::input, spec.dtype, {m, n}, spec.row_padding);
     q_ = &add("q", Role::output, code_dtype(spec.format, is_odd), {m, row_bytes(spec.format, n)},
               spec.row_padding);
-    scale_ = &add("scale", scale_role, spec.has_e8m0_scale ? kE8m0 : kF32, scale_shape);
+    const qf_dtype scale_dtype = spec.has_e8m0_scale ? kE8m0 : kF32;
+    if (spec.has_transposed_scale) {
+      scale_ = &add("scale", scale_role, scale_dtype, {col_blocks_, row_blocks_}, spec.row_padding);
+      scale_->show_transposed();
+    } else {
+      scale_ = &add("scale", scale_role, scale_dtype, scale_shape);
+    }
     if (spec.is_asymmetric) zero_ = &add("zero", scale_role, kI8, scale_shape);
     if (spec.wants_row_sums) row_sums_ = &add("row_sums", Role::output, kI32, {m, col_blocks_});
   }
@@ -83,6 +92,7 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
     a.scale = view(scale_, set);
     a.zero = view(zero_, set);
     a.row_sums = view(row_sums_, set);
+    a.hadamard = spec_.hadamard;
     return a;
   }
 
@@ -182,6 +192,8 @@ QuantizeSpec random_spec(Random& random) {
   s.row_padding = random.pick<int64_t>({0, 0, 1, 5});
   s.data = random.pick({Data::normal, Data::normal, Data::outliers, Data::tiny, Data::huge, Data::zeros,
                         Data::constant, Data::with_nan_inf});
+  s.has_transposed_scale = s.mode == QF_SCALE_DYNAMIC && random.chance(20);
+  if (s.mode != QF_SCALE_MSE && random.chance(25)) s.hadamard = largest_hadamard(s.cols);
   return s;
 }
 
@@ -223,8 +235,42 @@ std::vector<CasePtr> quantize_test_cases() {
     s.block = {128, 128};
     list.add(s);
   }
+  // Every type of code and number where a vector of 16 bytes is whole, and where it is not; rows that are
+  // longer than the registers of a block.
+  for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4}) {
+    for (const qf_dtype dtype : {kF32, kF16, kBf16}) {
+      QuantizeSpec s;
+      s.format = format, s.dtype = dtype, s.data = Data::outliers;
+      s.rows = 9, s.cols = 1024, s.block = {1, 128};
+      list.add(s);
+      s.has_transposed_scale = true, s.hadamard = 128;
+      list.add(s);
+      s.has_transposed_scale = false, s.hadamard = 1024;
+      list.add(s);
+      s.block = {1, 0};
+      list.add(s);
+      s.block = {1, 32}, s.hadamard = 0, s.has_e8m0_scale = true;
+      list.add(s);
+      s.is_asymmetric = is_integer(format), s.has_e8m0_scale = false, s.wants_row_sums = is_integer(format);
+      list.add(s);
+      s.cols = 1096, s.block = {0, 0};
+      list.add(s);
+      s.block = {128, 128}, s.rows = 131;
+      list.add(s);
+    }
+    QuantizeSpec s;
+    s.format = format, s.rows = 2, s.cols = 70001, s.dtype = kBf16;
+    list.add(s);
+    s.cols = 65536, s.hadamard = 64;
+    list.add(s);
+  }
+  for (const int64_t hadamard : {2, 4, 8, 16, 32, 64, 256, 512, 2048, 4096, 8192}) {
+    QuantizeSpec s;
+    s.hadamard = hadamard, s.rows = 3, s.cols = hadamard < 1000 ? 3 * hadamard : hadamard, s.dtype = kBf16;
+    list.add(s);
+  }
   Random random(11);
-  list.fill_up(400, [&] { return random_spec(random); });
+  list.fill_up(700, [&] { return random_spec(random); });
   return list.take();
 }
 

@@ -10,6 +10,7 @@
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
+#include "formats/hadamard.h"
 
 namespace quantfuse::cases {
 namespace {
@@ -29,6 +30,8 @@ class RmsNormCase final : public OperationCase<qf_rms_norm_args> {
                                     .add_if(spec.has_residual, "residual")
                                     .add_if(!spec.has_gain, "no_gain")
                                     .add_if(spec.row_padding > 0, "padded")
+                                    .add_if(spec.has_transposed_scale, "transposed_scale")
+                                    .add_if(spec.hadamard > 0, "hadamard" + std::to_string(spec.hadamard))
                                     .add(data_word(spec.data))
                                     .text();
     m = spec.m, n = spec.n;
@@ -56,6 +59,7 @@ class RmsNormCase final : public OperationCase<qf_rms_norm_args> {
     a.gain = view(gain_, set);
     a.eps = kEps;
     set_output(a, out_, set);
+    a.hadamard = spec_.hadamard;
     return a;
   }
 
@@ -82,6 +86,7 @@ class RmsNormCase final : public OperationCase<qf_rms_norm_args> {
                                    0x1p-149);
       }
     }
+    if (spec_.hadamard > 0) rotate_expected(expected_, spec_.hadamard);
   }
 
   RmsNormSpec spec_;
@@ -103,8 +108,10 @@ RmsNormSpec random_spec(Random& random) {
   s.n = random.pick<int64_t>(
       {1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 511, 512, 513, 1100});
   s.row_padding = random.pick<int64_t>({0, 0, 1, 5});
-  s.data = random.pick(
-      {Data::normal, Data::normal, Data::outliers, Data::tiny, Data::huge, Data::zeros, Data::constant});
+  s.data = random.pick({Data::normal, Data::normal, Data::outliers, Data::tiny, Data::huge, Data::zeros,
+                        Data::constant, Data::with_nan_inf, Data::nan_in_row_1});
+  s.has_transposed_scale = s.out_mode == QF_SCALE_DYNAMIC && random.chance(20);
+  if (s.out_format != QF_FORMAT_NONE && random.chance(25)) s.hadamard = largest_hadamard(s.n);
   return s;
 }
 
@@ -121,8 +128,22 @@ std::vector<CasePtr> rms_norm_test_cases() {
     s.out_format = QF_INT8;
     list.add(s);
   }
+  // Short rows, many to a block; rows in the registers of a block; rows that are longer than those.
+  for (const int64_t n : {8, 64, 128, 512, 520, 1024, 4096, 8192, 14336, 16384, 20480, 32768, 40000, 70000}) {
+    for (const qf_dtype dtype : {kBf16, kF32}) {
+      RmsNormSpec s;
+      s.m = n < 1000 ? 67 : 3, s.n = n, s.dtype = dtype, s.has_residual = true;
+      list.add(s);
+      s.out_format = QF_INT8;
+      list.add(s);
+      s.out_format = QF_FP8_E4M3, s.out_group = 128, s.has_residual = false;
+      list.add(s);
+      s.out_format = QF_FP8_E5M2, s.out_group = 0, s.hadamard = largest_hadamard(n);
+      list.add(s);
+    }
+  }
   Random random(16);
-  list.fill_up(300, [&] { return random_spec(random); });
+  list.fill_up(500, [&] { return random_spec(random); });
   return list.take();
 }
 

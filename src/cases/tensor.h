@@ -68,6 +68,12 @@ class Tensor {
   const Image& result() const { return result_; }  // set 0 as fetch() found it
   int64_t data_bytes() const { return initial_.rows * initial_.cols * dtype_bytes(initial_.dtype); }
 
+  // Views of a matrix have its rows as columns from now on; the memory stays as it is.
+  void show_transposed() {
+    std::swap(shape_[0], shape_[1]);
+    std::swap(strides_[0], strides_[1]);
+  }
+
   void place(qf_device device, int copies);  // makes the sets, each with the initial contents
   void reset();                              // initial contents again, where a kernel may have written
   const qf_tensor* view(int set, qf_device device = {QF_CPU, 0});

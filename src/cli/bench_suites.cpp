@@ -62,6 +62,39 @@ void add_llama_layers(Suite& suite) {
   }
 }
 
+// What comes before a product of 8-bit activations.
+void add_producers(Suite& suite) {
+  struct Form {
+    const char* format;
+    int64_t group;
+  };
+  const std::pair<int64_t, int64_t> sizes[] = {{1, 4096}, {64, 4096}, {4096, 4096}, {16384, 8192}};
+  for (const Form& form : {Form{"int8", 0}, Form{"fp8", 0}, Form{"int8", 128}, Form{"fp8", 128}}) {
+    for (const auto& [rows, cols] : sizes) {
+      suite.o = quantize_options(form.format, rows, cols, form.group);
+      suite.add("quantize");
+    }
+  }
+  for (const auto& [rows, cols] : sizes) {
+    suite.o = ProblemOptions();
+    suite.o.m = rows, suite.o.n = cols;
+    suite.o.has_residual = true, suite.o.out_quant = "int8";
+    suite.add("rms_norm");
+    suite.o.has_residual = false, suite.o.out_quant = "fp8", suite.o.has_static_scale = true;
+    suite.add("gated_act");
+    suite.o.has_static_scale = false, suite.o.out_group = 128;
+    suite.add("gated_act");
+    suite.o.is_ungated = true, suite.o.activation = "gelu";
+    suite.add("gated_act");
+    suite.o = quantize_options("fp8", rows, cols, 128);
+    suite.o.hadamard = 128;
+    suite.add("quantize");
+    suite.o = quantize_options("int4", rows, cols, 128);
+    suite.o.hadamard = cols;
+    suite.add("quantize");
+  }
+}
+
 }  // namespace
 
 std::vector<Spec> cpu_suite() {
@@ -101,11 +134,13 @@ std::vector<Spec> cpu_suite() {
   return suite.take();
 }
 
+std::vector<Spec> producers_suite() {
+  Suite suite;
+  add_producers(suite);
+  return suite.take();
+}
+
 std::vector<Spec> h200_suite() {
-  struct Form {
-    const char* format;
-    int64_t group;
-  };
   Suite suite;
   for (const Layer& layer :
        {Layer{"8B.qkv", 6144, 4096}, Layer{"8B.o", 4096, 4096}, Layer{"8B.gate_up", 28672, 4096},
@@ -129,12 +164,7 @@ std::vector<Spec> h200_suite() {
   suite.o = linear_options("int4", "bf16");
   suite.o.has_bias = true, suite.o.activation = "silu";
   suite.add_each_m("linear", {16, 1024});
-  for (const Form& form : {Form{"int8", 0}, Form{"fp8", 0}, Form{"int8", 128}, Form{"fp8", 128}}) {
-    for (const auto& [rows, cols] : {std::pair{1, 4096}, {64, 4096}, {4096, 4096}, {16384, 8192}}) {
-      suite.o = quantize_options(form.format, rows, cols, form.group);
-      suite.add("quantize");
-    }
-  }
+  add_producers(suite);
   return suite.take();
 }
 

@@ -115,8 +115,15 @@ QuantizedLayer::QuantizedLayer(const FloatLayer& layer, const cases::LinearSpec&
   const cases::WeightSpec& w = spec.weight;
   codes_ = codes_tensor(w.format, layer.n, layer.k).allocated();
   scale_ = block_tensor(w.has_e8m0_scale ? kE8m0 : kF32, w.block, layer.n, layer.k).allocated();
-  const qf_quantize_args args = {layer.weight.get(), w.format,     w.block, QF_SCALE_DYNAMIC,
-                                 codes_.get(),       scale_.get(), nullptr, nullptr};
+  const qf_quantize_args args = {layer.weight.get(),
+                                 w.format,
+                                 w.block,
+                                 QF_SCALE_DYNAMIC,
+                                 codes_.get(),
+                                 scale_.get(),
+                                 nullptr,
+                                 nullptr,
+                                 0};
   uint64_t workspace_bytes = 0;
   check_status(qf_quantize_workspace(&args, nullptr, &workspace_bytes));
   const Tensor workspace = Tensor::vector(kU8, static_cast<int64_t>(workspace_bytes)).allocated();

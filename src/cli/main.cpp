@@ -141,6 +141,10 @@ void add_problem(CLI::App& app, ProblemOptions& p) {
   app.add_flag("--static", p.has_static_scale, "Scales of the quantized result are given, not computed");
   app.add_flag("--mse", p.has_mse_scale, "quantize: search the scale of least squared error");
   app.add_flag("--row-sums", p.wants_row_sums, "quantize: write the sums of the codes too");
+  app.add_option(
+      "--hadamard", p.hadamard,
+      "quantize, rms_norm, gated_act: columns that are rotated together before they are quantized");
+  app.add_flag("--ungated", p.is_ungated, "gated_act: the activation alone, of n columns");
   app.add_flag("--kn", p.is_b_kn, "gemm: b lies in memory as [k, n]");
   app.add_option("--device", p.device, "cpu, cuda or cuda:ID")->type_name("")->capture_default_str();
 }
@@ -210,7 +214,7 @@ int run(int argc, char** argv) {
                         ->check(CLI::IsMember(benches))
                         ->type_name("OP");
   bench_app.add_option("--suite", bench.suite, "A set of cases: the layers of Llama-3-8B and more")
-      ->check(CLI::IsMember({"cpu", "h200"}))
+      ->check(CLI::IsMember({"cpu", "h200", "producers"}))
       ->type_name("")
       ->excludes(op);
   bench_app.add_option("--m", bench.m, "Tokens: rows of the activations; a list makes a row of results each")

@@ -18,8 +18,8 @@ constexpr int64_t kTiny = 16;
 struct TinyQuantize {
   Tensor x = Tensor(kF32, 1, kTiny).allocated(), q = Tensor(kI8, 1, kTiny).allocated();
   Tensor scale = Tensor(kF32, 1, 1).allocated();
-  qf_quantize_args args = {x.get(), QF_INT8,     {1, 0},  QF_SCALE_DYNAMIC,
-                           q.get(), scale.get(), nullptr, nullptr};
+  qf_quantize_args args = {x.get(), QF_INT8, {1, 0}, QF_SCALE_DYNAMIC, q.get(), scale.get(),
+                           nullptr, nullptr, 0};
 };
 
 // A row of no work: only its time says something.

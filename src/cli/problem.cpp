@@ -133,6 +133,10 @@ cases::ScaledMmSpec scaled_mm_spec(const ProblemOptions& o) {
   return s;
 }
 
+std::string hadamard_text(const ProblemOptions& o) {
+  return o.hadamard > 0 ? fmt::format(" hadamard={}", o.hadamard) : "";
+}
+
 cases::QuantizeSpec quantize_spec(const ProblemOptions& o) {
   const FormatWord& format = format_of(o.format);
   cases::QuantizeSpec s;
@@ -143,8 +147,9 @@ cases::QuantizeSpec quantize_spec(const ProblemOptions& o) {
   s.is_asymmetric = o.is_asymmetric;
   s.wants_row_sums = o.wants_row_sums;
   s.dtype = dtype_of(o.act);
+  s.hadamard = o.hadamard;
   s.rows = o.m, s.cols = o.n;
-  s.name = size_text(o.m, o.n, 0);
+  s.name = size_text(o.m, o.n, 0) + hadamard_text(o);
   return s;
 }
 
@@ -171,9 +176,10 @@ ProducerSpec producer_spec(const ProblemOptions& o) {
   s.out_format = quant_of(o.out_quant);
   s.out_mode = o.has_static_scale ? QF_SCALE_STATIC : QF_SCALE_DYNAMIC;
   s.out_group = o.out_group;
+  s.hadamard = o.hadamard;
   s.m = o.m, s.n = o.n;
-  s.name =
-      size_text(o.m, o.n, 0) + (o.has_residual ? " +residual" : "") + (o.has_static_scale ? " static" : "");
+  s.name = size_text(o.m, o.n, 0) + (o.has_residual ? " +residual" : "") +
+           (o.has_static_scale ? " static" : "") + (o.is_ungated ? " ungated" : "") + hadamard_text(o);
   return s;
 }
 
@@ -244,6 +250,7 @@ Spec spec_from_options(const std::string& op, const ProblemOptions& o) {
   if (op == "gated_act") {
     auto s = producer_spec<cases::GatedActSpec>(o);
     s.activation = o.activation == "none" ? QF_SILU : activation_of(o.activation);
+    s.is_ungated = o.is_ungated;
     return s;
   }
   throw UsageError("unknown operation '" + op + "'");

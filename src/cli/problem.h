@@ -31,6 +31,8 @@ struct ProblemOptions {
   bool is_asymmetric = false, is_gated = false, has_bias = false, has_residual = false, has_g_idx = false;
   bool has_offset = false;
   bool has_static_scale = false, has_mse_scale = false, wants_row_sums = false, is_b_kn = false;
+  int64_t hadamard = 0;
+  bool is_ungated = false;
 };
 
 using Spec =

@@ -108,8 +108,8 @@ struct Explainer {
     const Tensor zero = s.is_asymmetric ? block_tensor(kI8, s.block, s.rows, s.cols, device) : Tensor();
     const Tensor sums =
         s.wants_row_sums ? block_tensor(kI32, {1, s.block.cols}, s.rows, s.cols, device) : Tensor();
-    const qf_quantize_args args = {x.get(), s.format,    s.block,    s.mode,
-                                   q.get(), scale.get(), zero.get(), sums.get()};
+    const qf_quantize_args args = {x.get(),     s.format,   s.block,    s.mode,    q.get(),
+                                   scale.get(), zero.get(), sums.get(), s.hadamard};
     return ask(qf_quantize_explain, args, call);
   }
 
@@ -130,16 +130,17 @@ struct Explainer {
     const Tensor residual = s.has_residual ? Tensor(s.dtype, s.m, s.n, device) : Tensor();
     const Tensor gain = s.has_gain ? Tensor::vector(s.dtype, s.n, device) : Tensor();
     const Output out(s.out_format, s.out_mode, s.out_group, s.dtype, s.m, s.n, device);
-    const qf_rms_norm_args args = {x.get(),      residual.get(), gain.get(),  1e-6,           out.y.get(),
-                                   s.out_format, s.out_mode,     s.out_group, out.scale.get()};
+    const qf_rms_norm_args args = {x.get(),         residual.get(), gain.get(), 1e-6,
+                                   out.y.get(),     s.out_format,   s.out_mode, s.out_group,
+                                   out.scale.get(), s.hadamard};
     return ask(qf_rms_norm_explain, args, call);
   }
 
   std::string operator()(const cases::GatedActSpec& s) const {
-    const Tensor x(s.dtype, s.m, 2 * s.n, device);
+    const Tensor x(s.dtype, s.m, s.is_ungated ? s.n : 2 * s.n, device);
     const Output out(s.out_format, s.out_mode, s.out_group, s.dtype, s.m, s.n, device);
-    const qf_gated_act_args args = {x.get(),    s.activation, out.y.get(),    s.out_format,
-                                    s.out_mode, s.out_group,  out.scale.get()};
+    const qf_gated_act_args args = {x.get(),     s.activation,    out.y.get(),  s.out_format, s.out_mode,
+                                    s.out_group, out.scale.get(), s.is_ungated, s.hadamard};
     return ask(qf_gated_act_explain, args, call);
   }
 };

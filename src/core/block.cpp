@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "formats/hadamard.h"
 #include "formats/numbers.h"
 
 namespace quantfuse {
@@ -42,6 +43,26 @@ Matrix expect_scale(Arguments& arg, const char* name, const qf_tensor* tensor, q
   Dim row_blocks{"row blocks", ceil_div(rows, block.rows)},
       col_blocks{"column blocks", ceil_div(cols, block.cols)};
   return arg.expect(name, tensor).shape_squeezed(row_blocks, col_blocks).dtype(allowed).compact();
+}
+
+Matrix expect_scale_or_transposed(Arguments& arg, const char* name, const qf_tensor* tensor, qf_block block,
+                                  int64_t rows, int64_t cols, std::initializer_list<DType> allowed,
+                                  int64_t& col_stride) {
+  Dim row_blocks{"row blocks", ceil_div(rows, block.rows)},
+      col_blocks{"column blocks", ceil_div(cols, block.cols)};
+  return arg.expect(name, tensor)
+      .shape_squeezed(row_blocks, col_blocks)
+      .dtype(allowed)
+      .compact_or_transposed(col_stride);
+}
+
+int64_t check_hadamard(const Arguments& arg, const char* name, int64_t size, int64_t cols) {
+  if (size != 0 && (!is_hadamard_size(size) || cols % size != 0)) {
+    arg.fail(std::string(name) + " is " + std::to_string(size) +
+             ", expected 0 (no rotation) or a power of two that divides the " + std::to_string(cols) +
+             " columns");
+  }
+  return size == 1 ? 0 : size;  // the rotation of one number is that number
 }
 
 void check_scale_values(const Arguments& arg, const char* name, const Matrix& scale) {

@@ -15,6 +15,14 @@ qf_block resolve_block(const Arguments& arg, const char* name, qf_block block, i
 Matrix expect_scale(Arguments& arg, const char* name, const qf_tensor* tensor, qf_block block, int64_t rows,
                     int64_t cols, std::initializer_list<DType> allowed);
 
+// The same, or the transpose of such a tensor: then col_stride is not 1 (Expect::compact_or_transposed).
+Matrix expect_scale_or_transposed(Arguments& arg, const char* name, const qf_tensor* tensor, qf_block block,
+                                  int64_t rows, int64_t cols, std::initializer_list<DType> allowed,
+                                  int64_t& col_stride);
+
+// The columns that are rotated together: 0 (none), or a power of two that divides `cols`.
+int64_t check_hadamard(const Arguments& arg, const char* name, int64_t size, int64_t cols);
+
 // Fails unless every scale and its inverse are finite and positive (E8M0: not NaN). Reads CPU memory only; on
 // a GPU it would have to synchronise, so there a bad scale gives the result that arithmetic gives.
 void check_scale_values(const Arguments& arg, const char* name, const Matrix& scale);

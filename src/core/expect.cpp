@@ -205,6 +205,21 @@ Matrix Expect::compact() {
   return m;
 }
 
+Matrix Expect::compact_or_transposed(int64_t& col_stride) {
+  col_stride = 1;
+  const bool is_matrix = row_dim_ >= 0 && col_dim_ >= 0 && rows_ > 0 && cols_ > 1;
+  const bool is_transposed = is_matrix && stride(col_dim_) != 1 && (rows_ == 1 || stride(row_dim_) == 1);
+  if (!is_transposed) return compact();
+  col_stride = stride(col_dim_);
+  if (col_stride < rows_) {
+    fail("has stride " + std::to_string(col_stride) + " from column to column, less than its " +
+         std::to_string(rows_) + " rows");
+  }
+  check_memory(cols_, rows_, col_stride);
+  char* data = tensor_->data ? static_cast<char*>(tensor_->data) + tensor_->byte_offset : nullptr;
+  return {data, rows_, cols_, 1, dtype_};
+}
+
 void Arguments::writes(const char* name, const char* except) const {
   const Range* out = nullptr;
   for (int i = 0; i < num_ranges_; ++i) {

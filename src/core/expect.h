@@ -89,6 +89,9 @@ class Expect {
   Matrix matrix();   // rows contiguous, any row stride >= cols
   Vector vector();   // contiguous
   Matrix compact();  // a matrix with row stride == cols (accepts squeezed shapes)
+  // A compact matrix, or one whose columns are contiguous (the transpose of one with any row stride): then
+  // col_stride is not 1, and row_stride is.
+  Matrix compact_or_transposed(int64_t& col_stride);
 
  private:
   [[noreturn]] void fail(const std::string& text) const;

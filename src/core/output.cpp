@@ -5,7 +5,10 @@
 
 namespace quantfuse {
 
-Output parse_output(Arguments& arg, const OutputArgs& a, Dim& m, Dim& n, const char* y_may_be) {
+namespace {
+
+Output parse(Arguments& arg, const OutputArgs& a, Dim& m, Dim& n, const char* y_may_be,
+             bool may_be_transposed) {
   Output out;
   out.format = a.format;
   if (a.format == QF_FORMAT_NONE) {
@@ -26,10 +29,26 @@ Output parse_output(Arguments& arg, const OutputArgs& a, Dim& m, Dim& n, const c
     out.scale = arg.expect("out_scale", a.scale).shape_squeezed(one, also_one).dtype({DType::f32}).compact();
     check_scale_values(arg, "out_scale", out.scale);
   } else {
-    out.scale = expect_scale(arg, "out_scale", a.scale, {1, out.group}, m, n, {DType::f32});
+    const qf_block block = {1, out.group};
+    out.scale = may_be_transposed ? expect_scale_or_transposed(arg, "out_scale", a.scale, block, m, n,
+                                                               {DType::f32}, out.scale_col_stride)
+                                  : expect_scale(arg, "out_scale", a.scale, block, m, n, {DType::f32});
     arg.writes("out_scale");
   }
   arg.writes("y", y_may_be);
+  return out;
+}
+
+}  // namespace
+
+Output parse_output(Arguments& arg, const OutputArgs& a, Dim& m, Dim& n, const char* y_may_be) {
+  return parse(arg, a, m, n, y_may_be, /*may_be_transposed=*/false);
+}
+
+Output parse_rotated_output(Arguments& arg, const OutputArgs& a, int64_t hadamard, Dim& m, Dim& n) {
+  Output out = parse(arg, a, m, n, nullptr, /*may_be_transposed=*/true);
+  out.hadamard = check_hadamard(arg, "hadamard", hadamard, n);
+  arg.require(hadamard == 0 || out.is_quantized(), "hadamard is given, but out_format is none");
   return out;
 }
 

@@ -41,7 +41,7 @@ QF_INLINE void store_output(const Output& out, int64_t row, int64_t col, const f
   for (int64_t i = 0; i < n; i += out.group) {
     const int64_t count = n - i < out.group ? n - i : out.group;
     const float scale = scale_from_amax(row_amax<S>(v + i, count), code_range(out.format).symmetric_max);
-    out.scale.row<float>(row)[(col + i) / out.group] = scale;
+    out.scale_at(row, (col + i) / out.group) = scale;
     encode_floats<S>(out.format, v + i, count, 1.0f / scale, codes + i);
   }
 }

@@ -3,6 +3,8 @@
 // Stores whole rows whose values are computed on demand, on either vector type S.
 #pragma once
 
+#include "core/kernel.h"
+#include "cpu/hadamard.h"
 #include "cpu/output.h"
 
 namespace quantfuse {
@@ -12,16 +14,33 @@ namespace quantfuse {
 inline constexpr int64_t kRowStep = 4096;
 inline constexpr int64_t kRowBuffer = 16384;
 
+// The columns of a row that are produced at a time, in whole groups and whole rotated runs of columns; 0:
+// that is more than the buffer holds.
+QF_INLINE int64_t row_step(const Output& out, int64_t n) {
+  const bool has_groups = out.is_quantized() && !out.is_static;
+  int64_t whole = has_groups ? out.group : 1;
+  while (out.hadamard > 0 && whole < n && whole % out.hadamard != 0) whole *= 2;  // powers of two at most
+  if (whole > n) whole = n;
+  return whole > kRowBuffer ? 0 : whole > kRowStep ? whole : kRowStep / whole * whole;
+}
+
+QF_INLINE Verdict accepts_row_output(const Output& out, int64_t n) {
+  return Requirements().require(
+      out.hadamard == 0 || row_step(out, n) > 0 || (out.group >= n && out.hadamard <= kRowBuffer),
+      "a buffer does not hold whole groups of rotated columns");
+}
+
 // `produce(col, count, values)` computes columns [col, col + count) of the row, count <= kRowBuffer. Where
 // one dynamic scale covers more than the buffer, they are produced twice, for the largest magnitude and then
 // for the codes: the inputs are still in a cache then, and no workspace is needed.
 template <class S, class Produce>
-QF_INLINE void store_row(const Output& out, int64_t row, int64_t n, const Produce& produce) {
+QF_INLINE void store_row(const Output& out, int64_t row, int64_t n, const Produce& produce_plain) {
   alignas(64) float values[kRowBuffer];
-  const bool has_groups = out.is_quantized() && !out.is_static;
-  if (!has_groups || out.group <= kRowBuffer) {
-    int64_t step = kRowStep;
-    if (has_groups) step = out.group > kRowStep ? out.group : kRowStep / out.group * out.group;
+  auto produce = [&](int64_t col, int64_t count, float* to) __attribute__((always_inline)) {
+    produce_plain(col, count, to);
+    if (out.hadamard > 0) rotate<S>(to, count, out.hadamard);
+  };
+  if (const int64_t step = row_step(out, n); step > 0) {
     for (int64_t col = 0; col < n; col += step) {
       const int64_t count = n - col < step ? n - col : step;
       produce(col, count, values);
@@ -29,20 +48,21 @@ QF_INLINE void store_row(const Output& out, int64_t row, int64_t n, const Produc
     }
     return;
   }
+  const int64_t chunk = out.hadamard > kRowStep ? out.hadamard : kRowStep;
   for (int64_t begin = 0; begin < n; begin += out.group) {
     const int64_t end = n - begin < out.group ? n : begin + out.group;
     float amax = 0;
-    for (int64_t col = begin; col < end; col += kRowStep) {
-      const int64_t count = end - col < kRowStep ? end - col : kRowStep;
+    for (int64_t col = begin; col < end; col += chunk) {
+      const int64_t count = end - col < chunk ? end - col : chunk;
       produce(col, count, values);
       const float largest = row_amax<S>(values, count);
       amax = largest > amax ? largest : amax;
     }
     const float scale = scale_from_amax(amax, code_range(out.format).symmetric_max);
-    out.scale.row<float>(row)[begin / out.group] = scale;
+    out.scale_at(row, begin / out.group) = scale;
     uint8_t* codes = reinterpret_cast<uint8_t*>(out.y.row_bytes_at(row));
-    for (int64_t col = begin; col < end; col += kRowStep) {
-      const int64_t count = end - col < kRowStep ? end - col : kRowStep;
+    for (int64_t col = begin; col < end; col += chunk) {
+      const int64_t count = end - col < chunk ? end - col : chunk;
       produce(col, count, values);
       encode_floats<S>(out.format, values, count, 1.0f / scale, codes + col);
     }

@@ -9,6 +9,7 @@
 #include "core/element.h"
 #include "core/output.h"
 #include "formats/codes.h"
+#include "formats/hadamard.h"
 
 namespace quantfuse {
 
@@ -24,9 +25,10 @@ inline double activate_scalar(qf_activation kind, double x) {
   }
 }
 
-// `values` is the whole row.
-inline void store_output_scalar(const Output& out, int64_t row, const float* values) {
+// `values` is the whole row, rotated in place where the output asks for it.
+inline void store_output_scalar(const Output& out, int64_t row, float* values) {
   const int64_t n = out.y.cols;
+  if (out.hadamard > 0) rotate_scalar(values, n, out.hadamard);
   if (!out.is_quantized()) {
     for (int64_t c = 0; c < n; ++c) set_float(out.y, row, c, values[c]);
     return;
@@ -43,7 +45,7 @@ inline void store_output_scalar(const Output& out, int64_t row, const float* val
         if (magnitude > amax) amax = magnitude;  // false for NaN
       }
       scale = scale_from_amax(amax, code_range(out.format).symmetric_max);
-      out.scale.row<float>(row)[begin / out.group] = scale;
+      out.scale_at(row, begin / out.group) = scale;
     }
     const float inverse = 1.0f / scale;
     for (int64_t c = begin; c < end; ++c) {

@@ -66,6 +66,13 @@ struct Avx2 {
   QF_SIMD void store(f16* p, F v, int64_t n) { store_some(p, v, n); }
   QF_SIMD void store(bf16* p, F v, int64_t n) { store_some(p, v, n); }
 
+  // Lane i gets what lane i ^ Step has; Step is 1, 2 or 4.
+  template <int Step>
+  QF_SIMD F swap_lanes(F v) {
+    if constexpr (Step == 4) return _mm256_permute2f128_ps(v, v, 1);
+    else return _mm256_permute_ps(v, Step == 1 ? 0xb1 : 0x4e);
+  }
+
   QF_SIMD I load_i(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   QF_SIMD void store_i(void* p, I v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
   QF_SIMD void store_i(int32_t* p, I v, int64_t n) { _mm256_maskstore_epi32(p, first(n), v); }

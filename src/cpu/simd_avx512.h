@@ -59,6 +59,13 @@ struct Avx512 {
   QF_SIMD void store(f16* p, F v, int64_t n) { _mm256_mask_storeu_epi16(p, first(n), f16_bits(v)); }
   QF_SIMD void store(bf16* p, F v, int64_t n) { _mm256_mask_storeu_epi16(p, first(n), bf16_bits(v)); }
 
+  // Lane i gets what lane i ^ Step has; Step is 1, 2, 4 or 8.
+  template <int Step>
+  QF_SIMD F swap_lanes(F v) {
+    if constexpr (Step >= 4) return _mm512_shuffle_f32x4(v, v, Step == 4 ? 0xb1 : 0x4e);
+    else return _mm512_permute_ps(v, Step == 1 ? 0xb1 : 0x4e);
+  }
+
   QF_SIMD I load_i(const void* p) { return _mm512_loadu_si512(p); }
   QF_SIMD void store_i(void* p, I v) { _mm512_storeu_si512(p, v); }
   QF_SIMD void store_i(int32_t* p, I v, int64_t n) { _mm512_mask_storeu_epi32(p, first(n), v); }

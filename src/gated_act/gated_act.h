@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[r,c] = quantize( act(x[r,c]) * x[r,n+c] )
+// y[r,c] = quantize( act(x[r,c]) * x[r,n+c] ), or quantize( act(x[r,c]) )
 #pragma once
 
 #include "core/operation.h"
@@ -9,10 +9,12 @@
 namespace quantfuse::gated_act {
 
 struct Problem {
-  Matrix x;  // [m, 2n] f32 | f16 | bf16: the gate, then what it gates
+  Matrix x;  // [m, 2n] f32 | f16 | bf16: the gate, then what it gates; [m, n] where nothing is gated
+  bool is_gated;
   qf_activation activation;
   Output out;
   int64_t m, n;
+  qf_device device;
 };
 
 struct Op {

@@ -16,8 +16,8 @@ void launch(const Problem& p, const Launch&) {
   std::vector<float> y(p.n);
   for (int64_t r = 0; r < p.m; ++r) {
     for (int64_t c = 0; c < p.n; ++c) {
-      y[c] =
-          static_cast<float>(activate_scalar(p.activation, float_at(p.x, r, c)) * float_at(p.x, r, p.n + c));
+      const double activated = activate_scalar(p.activation, float_at(p.x, r, c));
+      y[c] = static_cast<float>(p.is_gated ? activated * float_at(p.x, r, p.n + c) : activated);
     }
     store_output_scalar(p.out, r, y.data());
   }

@@ -10,9 +10,15 @@
 
 namespace quantfuse::gated_act {
 
+// `ups` is null where nothing is gated.
 template <class S, qf_activation Kind, class T>
 void gate(const T* gates, const T* ups, int64_t n, float* values) {
   int64_t i = 0;
+  if (!ups) {
+    for (; i + S::kLanes <= n; i += S::kLanes) S::store(values + i, activate<S>(Kind, S::load(gates + i)));
+    if (i < n) S::store(values + i, activate<S>(Kind, S::load(gates + i, n - i)), n - i);
+    return;
+  }
   for (; i + S::kLanes <= n; i += S::kLanes) {
     S::store(values + i, S::mul(activate<S>(Kind, S::load(gates + i)), S::load(ups + i)));
   }
@@ -25,11 +31,11 @@ void gate(const T* gates, const T* ups, int64_t n, float* values) {
 template <class S, class T>
 void gate_row(const Problem& p, int64_t row) {
   const T* gates = p.x.row<T>(row);
-  const T* ups = gates + p.n;
+  const T* ups = p.is_gated ? gates + p.n : nullptr;
   store_row<S>(p.out, row, p.n, [&](int64_t col, int64_t count, float* values) {
     choose_value<QF_IDENTITY, QF_RELU, QF_GELU, QF_GELU_TANH, QF_SILU>(
         p.activation, [&](auto kind) __attribute__((always_inline)) {
-          gate<S, kind.value>(gates + col, ups + col, count, values);
+          gate<S, kind.value>(gates + col, ups ? ups + col : nullptr, count, values);
         });
   });
 }

@@ -287,6 +287,7 @@ const Operation<qf_quantize_args> quantize_op = {[](Reader& in, qf_quantize_args
                                                    a.scale = in.tensor();
                                                    a.zero = in.tensor();
                                                    a.row_sums = in.tensor();
+                                                   a.hadamard = in.integer();
                                                  },
                                                  qf_quantize, qf_quantize_workspace, qf_quantize_explain};
 
@@ -349,6 +350,7 @@ const Operation<qf_rms_norm_args> rms_norm_op = {[](Reader& in, qf_rms_norm_args
                                                    a.gain = in.tensor();
                                                    a.eps = in.real();
                                                    read_out_quantization(in, a);
+                                                   a.hadamard = in.integer();
                                                  },
                                                  qf_rms_norm, qf_rms_norm_workspace, qf_rms_norm_explain};
 
@@ -356,6 +358,8 @@ const Operation<qf_gated_act_args> gated_act_op = {[](Reader& in, qf_gated_act_a
                                                      a.x = in.tensor();
                                                      a.activation = in.choice<qf_activation>();
                                                      read_out_quantization(in, a);
+                                                     a.is_ungated = static_cast<int32_t>(in.integer());
+                                                     a.hadamard = in.integer();
                                                    },
                                                    qf_gated_act, qf_gated_act_workspace,
                                                    qf_gated_act_explain};

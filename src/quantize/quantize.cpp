@@ -21,9 +21,16 @@ Problem Op::parse(const Args& a, Arguments& arg) {
 
   Dim code_cols{"code bytes", row_bytes(p.format, p.cols)};
   p.q = arg.expect("q", a.q).shape(rows, code_cols).codes(p.format).matrix();
-  p.scale =
-      expect_scale(arg, "scale", a.scale, p.block, p.rows, p.cols, {DType::f32, DType::e8m0, DType::u8});
-  if (p.is_static()) check_scale_values(arg, "scale", p.scale);
+  p.hadamard = check_hadamard(arg, "hadamard", a.hadamard, p.cols);
+  p.scale_col_stride = 1;
+  const auto scale_types = {DType::f32, DType::e8m0, DType::u8};
+  if (p.is_static()) {
+    p.scale = expect_scale(arg, "scale", a.scale, p.block, p.rows, p.cols, scale_types);
+    check_scale_values(arg, "scale", p.scale);
+  } else {
+    p.scale = expect_scale_or_transposed(arg, "scale", a.scale, p.block, p.rows, p.cols, scale_types,
+                                         p.scale_col_stride);
+  }
 
   if (a.zero) {
     arg.require(is_integer(p.format), "zero is given, and floating formats have no zero points");

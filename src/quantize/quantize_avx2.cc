@@ -9,10 +9,12 @@ using quantize::Problem;
 namespace {
 
 Verdict accepts(const Problem& p) { return quantize::accepts_rows(p); }
-void launch(const Problem& p, const Launch&) { quantize::quantize_rows<Avx2>(p); }
+void launch(const Problem& p, const Launch& launch) {
+  quantize::quantize_rows<Avx2>(p, static_cast<float*>(launch.workspace));
+}
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"quantize_avx2", Target::avx2, accepts, no_workspace<Problem>, launch};
+extern const Kernel<Problem> entry = {"quantize_avx2", Target::avx2, accepts, quantize::slab_bytes, launch};
 
 }  // namespace quantfuse::quantize_avx2

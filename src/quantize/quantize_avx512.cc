@@ -9,11 +9,13 @@ using quantize::Problem;
 namespace {
 
 Verdict accepts(const Problem& p) { return quantize::accepts_rows(p); }
-void launch(const Problem& p, const Launch&) { quantize::quantize_rows<Avx512>(p); }
+void launch(const Problem& p, const Launch& launch) {
+  quantize::quantize_rows<Avx512>(p, static_cast<float*>(launch.workspace));
+}
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"quantize_avx512", Target::avx512, accepts, no_workspace<Problem>,
+extern const Kernel<Problem> entry = {"quantize_avx512", Target::avx512, accepts, quantize::slab_bytes,
                                       launch};
 
 }  // namespace quantfuse::quantize_avx512

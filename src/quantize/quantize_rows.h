@@ -13,6 +13,7 @@
 #pragma once
 
 #include "core/choose.h"
+#include "cpu/hadamard.h"
 #include "cpu/threads.h"
 #include "cpu/vector_math.h"
 #include "quantize/quantize.h"
@@ -99,9 +100,8 @@ class RowsQuantizer {
       const int64_t end = first + count - begin < Batch ? first + count : begin + Batch;
       Quantizer z[Batch];
       for (int64_t c = begin; c < end; ++c) {
-        const int64_t block = band * p_.col_blocks() + c;
-        z[c - begin] = p_.is_static() ? given(block) : chosen(extent_of(band, c), slices);
-        if (!p_.is_static()) store(block, z[c - begin]);
+        z[c - begin] = p_.is_static() ? given(band, c) : chosen(extent_of(band, c), slices);
+        if (!p_.is_static()) store(band, c, z[c - begin]);
       }
       for (int64_t c = begin; c < end; ++c) encode_block(extent_of(band, c), c, z[c - begin], slices);
     }
@@ -130,18 +130,20 @@ class RowsQuantizer {
     }
   }
 
-  QF_INLINE Quantizer given(int64_t block) const {
+  QF_INLINE Quantizer given(int64_t band, int64_t col_block) const {
+    const int64_t i = p_.scale_index(band, col_block);
     Quantizer z;
-    z.scale = p_.has_e8m0_scale() ? E8m0::decode(static_cast<const uint8_t*>(p_.scale.data)[block])
-                                  : static_cast<const float*>(p_.scale.data)[block];
-    if (p_.zero) z.zero = static_cast<const int8_t*>(p_.zero.data)[block];
+    z.scale = p_.has_e8m0_scale() ? E8m0::decode(static_cast<const uint8_t*>(p_.scale.data)[i])
+                                  : static_cast<const float*>(p_.scale.data)[i];
+    if (p_.zero) z.zero = p_.zero.template row<int8_t>(band)[col_block];
     return z;
   }
 
-  QF_INLINE void store(int64_t block, const Quantizer& z) const {
-    if (kind_ == ScaleKind::e8m0) static_cast<uint8_t*>(p_.scale.data)[block] = z.e8m0;
-    else static_cast<float*>(p_.scale.data)[block] = z.scale;
-    if (p_.zero) static_cast<int8_t*>(p_.zero.data)[block] = static_cast<int8_t>(z.zero);
+  QF_INLINE void store(int64_t band, int64_t col_block, const Quantizer& z) const {
+    const int64_t i = p_.scale_index(band, col_block);
+    if (kind_ == ScaleKind::e8m0) static_cast<uint8_t*>(p_.scale.data)[i] = z.e8m0;
+    else static_cast<float*>(p_.scale.data)[i] = z.scale;
+    if (p_.zero) p_.zero.template row<int8_t>(band)[col_block] = static_cast<int8_t>(z.zero);
   }
 
   QF_INLINE Quantizer chosen(const Extent& e, int slices) const {
@@ -305,11 +307,11 @@ class RowsQuantizer {
     alignas(64) float low[kStrip] = {}, high[kStrip] = {}, inverse[kStrip] = {};
     alignas(64) int32_t zero[kStrip] = {};
     if (!p_.is_static()) strip_range(e, low, high);
-    const int64_t first_block = e.r0 / p_.block.rows * p_.col_blocks();
+    const int64_t band = e.r0 / p_.block.rows;
     for (int64_t c = e.c0; c < e.c1; ++c) {
-      const Quantizer z = p_.is_static() ? given(first_block + c)
+      const Quantizer z = p_.is_static() ? given(band, c)
                                          : quantizer_from_range(kind_, kCodes, low[c - e.c0], high[c - e.c0]);
-      if (!p_.is_static()) store(first_block + c, z);
+      if (!p_.is_static()) store(band, c, z);
       inverse[c - e.c0] = 1.0f / z.scale, zero[c - e.c0] = z.zero;
     }
     for (int64_t r = e.r0; r < e.r1; ++r) {
@@ -346,12 +348,62 @@ QF_INLINE Verdict accepts_rows(const Problem& p) {
 }
 
 template <class S>
-void quantize_rows(const Problem& p) {
+void quantize_plain_rows(const Problem& p) {
   choose_float(p.x.dtype, [&](auto type) {
     choose_value<QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4>(p.format, [&](auto format) {
       RowsQuantizer<S, typename decltype(type)::type, format.value>(p).run();
     });
   });
+}
+
+// Rows that are rotated are held as float32, a slab of whole bands at a time: as many as a cache holds.
+inline constexpr int64_t kSlabElements = 1 << 18;
+
+QF_INLINE int64_t slab_rows(const Problem& p) {
+  const int64_t bands = kSlabElements / (p.block.rows * p.cols);
+  const int64_t rows = p.block.rows * (bands < 1 ? 1 : bands);
+  return rows < p.rows ? rows : p.rows;
+}
+// Static, so that each kernel file has its own: a shared copy could be one compiled for AVX-512.
+static size_t slab_bytes(const Problem& p) {
+  return p.hadamard > 0 ? static_cast<size_t>(slab_rows(p) * p.cols) * sizeof(float) : 0;
+}
+
+QF_INLINE Matrix rows_from(const Matrix& a, int64_t first, int64_t count) {
+  if (!a) return a;
+  return {a.row_bytes_at(first), count, a.cols, a.row_stride, a.dtype};
+}
+
+template <class S>
+void quantize_rows(const Problem& p, float* slab) {
+  if (p.hadamard == 0) return quantize_plain_rows<S>(p);
+  const int64_t most = slab_rows(p);
+  for (int64_t first = 0; first < p.rows; first += most) {
+    Problem part = p;
+    part.hadamard = 0;
+    part.rows = p.rows - first < most ? p.rows - first : most;
+    const int64_t band = first / p.block.rows, bands = ceil_div(part.rows, p.block.rows);
+    part.x = {slab, part.rows, p.cols, p.cols, DType::f32};
+    part.q = rows_from(p.q, first, part.rows);
+    // One scale serves the tensor or its rows where there is a single band; then it is the first.
+    part.scale = rows_from(p.scale, band, bands), part.zero = rows_from(p.zero, band, bands);
+    part.row_sums = rows_from(p.row_sums, first, part.rows);
+    const int64_t grain = ceil_div(kTaskElements, p.cols);
+    choose_float(p.x.dtype, [&](auto type) {
+      using T = typename decltype(type)::type;
+      parallel_ranges(part.rows, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const T* from = p.x.row<T>(first + r);
+          float* to = slab + r * p.cols;
+          for (int64_t c = 0; c < p.cols; c += S::kLanes) {
+            S::store(to + c, S::load(from + c, p.cols - c), p.cols - c);
+          }
+          rotate<S>(to, p.cols, p.hadamard);
+        }
+      });
+    });
+    quantize_plain_rows<S>(part);
+  }
 }
 
 }  // namespace quantfuse::quantize

@@ -2,8 +2,8 @@
 //
 // q[r,c] = saturate( round(x[r,c] * (1 / scale[r,C])) + zero[r,C] ),  C = c / group      x: f32 | f16 | bf16
 //
-// Codes of 8 bits per token, per group within a token, and static per tensor: what a W8A8 layer needs of its
-// activations. The kernel is bound by memory, so a number is read once: it stays in registers between the
+// Codes per token, per group within a token, and static per tensor: what a W8A8 layer needs of its activations,
+// and what the groups of a weight are quantized by. The kernel is bound by memory, so a number is read once: it stays in registers between the
 // search for the largest magnitude and the encoding.
 //   gmem x --16 bytes a thread--> regs --max--> shuffles, smem --> scale --> codes in regs --> gmem q
 //
@@ -18,11 +18,9 @@
 #include "core/choose.h"
 #include "core/device.h"
 #include "cuda/launch.h"
-#include "cuda/ptx/convert.h"
 #include "cuda/ptx/dependent_launch.h"
+#include "cuda/row_codes.h"
 #include "quantize/quantize.h"
-
-#include <cuda_fp16.h>
 
 namespace quantfuse::quantize_rows_sm75 {
 using quantize::Problem;
@@ -30,30 +28,23 @@ using quantize::Quantizer;
 using quantize::ScaleKind;
 namespace {
 
-constexpr int kMaxThreads = 1024, kMaxTeamThreads = 512;
-
-// n / divisor for n < 2^31 by a multiplication: with 2^shift >= divisor, (2^32 + factor) / 2^(32 + shift)
-// exceeds 1 / divisor by less than 2^-32 / divisor.
-struct Divider {
-  explicit Divider(uint32_t divisor) : divisor(divisor) {
-    while ((1ull << shift) < divisor) ++shift;
-    factor = static_cast<uint32_t>(((1ull << 32) * ((1ull << shift) - divisor)) / divisor + 1);
-  }
-  __device__ uint32_t quotient(uint32_t n) const { return (__umulhi(n, factor) + n) >> shift; }
-  uint32_t divisor, factor = 0, shift = 0;
-};
+constexpr int kMaxThreads = kMaxRowThreads, kMaxTeamThreads = 512;
+constexpr int64_t kMaxTeamVectors = 128;
 
 struct Params {
   const void* x;
   uint8_t* q;
-  float* scale;
+  void* scale;
   int8_t* zero;
   int32_t* row_sums;
-  int64_t stride_x, stride_q, stride_scale;  // from row to row; of scale 0 where one serves the tensor
+  int64_t stride_x, stride_q;  // from row to row
+  int64_t stride_scale,
+      stride_scale_cols;  // from row to row and group to group; 0 where one serves the tensor
   uint32_t segments;
   Divider groups;  // segments in a row
   int cols, group;
   int lanes_log2;  // of a team
+  qf_format format;
   bool is_static;
 };
 
@@ -61,13 +52,18 @@ struct Range {
   float high = 0, depth = 0;  // max x and max -x, at least 0; without a zero point high = max |x|
 };
 
-// x's type T_, what it becomes, and how many of it are a vector of 16 bytes.
-template <class T_, qf_format kFormat_, bool kHasZero_>
+// x's type T_, what it becomes, and how many of it are a vector of 16 bytes. INT4 stands for all codes of 4
+// bits: which they are is known when the kernel runs.
+template <class T_, qf_format kFormat_, ScaleKind kKind_>
 struct Coding {
   using T = T_;
   static constexpr qf_format kFormat = kFormat_;
-  static constexpr bool kHasZero = kHasZero_;
-  static constexpr int kWidth = 16 / sizeof(T);
+  static constexpr ScaleKind kKind = kKind_;
+  static constexpr bool kHasZero = kKind == ScaleKind::asymmetric, kHasE8m0 = kKind == ScaleKind::e8m0;
+  static constexpr int kWidth = kVectorWidth<T>;
+  static constexpr bool kIsPacked = is_packed_4bit(kFormat);
+  static constexpr bool kIsForGroups = kIsPacked || kHasE8m0;  // short segments in whole vectors alone
+  __device__ static qf_format format(const Params& p) { return kIsPacked ? p.format : kFormat; }
 };
 
 template <class T>
@@ -75,70 +71,40 @@ struct Segment {
   const T* x;
   uint8_t* q;
   int n;  // 0 beyond the last segment
-  int64_t scale_index, sum_index;
+  int64_t scale_index, index;
 };
 
-template <class T>
-__device__ Segment<T> segment_at(const Params& p, uint32_t index) {
+template <class C>
+__device__ Segment<typename C::T> segment_at(const Params& p, uint32_t index) {
   const uint32_t row = p.groups.quotient(index), group = index - row * p.groups.divisor;
   const int first = static_cast<int>(group) * p.group;
-  return {static_cast<const T*>(p.x) + row * p.stride_x + first, p.q + row * p.stride_q + first,
-          index < p.segments ? min(p.group, p.cols - first) : 0, row * p.stride_scale + group,
-          static_cast<int64_t>(index)};
+  return {static_cast<const typename C::T*>(p.x) + row * p.stride_x + first,
+          p.q + row * p.stride_q + (C::kIsPacked ? first / 2 : first),
+          index < p.segments ? min(p.group, p.cols - first) : 0,
+          row * p.stride_scale + group * p.stride_scale_cols, static_cast<int64_t>(index)};
 }
 
-__device__ void unpack(const uint4& v, float (&x)[4], float) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(words[i]);
-}
-__device__ void unpack(const uint4& v, float (&x)[8], bf16) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[2 * i] = __uint_as_float(words[i] << 16);
-    x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-  }
-}
-__device__ void unpack(const uint4& v, float (&x)[8], f16) {
-  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-  }
-}
-
-// Codes of four numbers, the first in the lowest byte.
-template <qf_format Format, bool kHasZero>
-__device__ uint32_t encode4(const float* x, float inverse, int zero) {
-  float v[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(x[i], inverse);
-  if constexpr (Format == QF_INT8) {
-    int q[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      q[i] = __float2int_rn(v[i]);  // saturates; NaN gives 0
-      if (kHasZero) q[i] = is_nan(v[i]) ? 0 : min(max(q[i], -512), 512) + zero;
-    }
-    return ptx::pack_s8(q[0], q[1], q[2], q[3]);
-  } else {
-#if __CUDA_ARCH__ >= 890
-    auto pack = [](float low, float high) -> uint32_t {
-      return Format == QF_FP8_E4M3 ? ptx::pack_e4m3(low, high) : ptx::pack_e5m2(low, high);
-    };
-    return pack(v[0], v[1]) | pack(v[2], v[3]) << 16;
-#else
+// kWidth codes of 4 bits, the first in the lowest ones.
+template <int kWidth>
+__device__ uint32_t encode_nibbles(qf_format format, const float (&x)[kWidth], float inverse, int zero) {
+  const auto encode_all = [&](auto encode) {
     uint32_t codes = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t code = Format == QF_FP8_E4M3 ? E4m3::encode(v[i]) : E5m2::encode(v[i]);
-      codes |= code << (8 * i);
-    }
+    for (int i = 0; i < kWidth; ++i) codes |= uint32_t{encode(__fmul_rn(x[i], inverse))} << (4 * i);
     return codes;
-#endif
+  };
+  switch (format) {
+    case QF_INT4: return encode_all([&](float v) { return encode_value(QF_INT4, v, zero); });
+    case QF_FP4_E2M1: return encode_all([](float v) { return encode_value(QF_FP4_E2M1, v, 0); });
+    default: return encode_all([](float v) { return encode_value(QF_NF4, v, 0); });
   }
+}
+template <int kWidth>
+__device__ int sum_of_nibbles(uint32_t codes) {
+  int sum = 0;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sum += static_cast<int>((codes >> (4 * i) & 15) ^ 8) - 8;
+  return sum;
 }
 
 // The numbers a thread holds, kVecs vectors of them. kWhole: vectors lie whole and aligned in memory.
@@ -198,24 +164,33 @@ struct Held {
       if (at >= s.n) break;
       float x[kWidth];
       unpack(v[i].all, x, T{});
-      uint32_t codes[kWidth / 4];
-#pragma unroll
-      for (int j = 0; j < kWidth / 4; ++j)
-        codes[j] = encode4<C::kFormat, C::kHasZero>(x + 4 * j, inverse, z.zero);
-      if constexpr (kWhole) {
-        if constexpr (kWidth == 8) *reinterpret_cast<uint2*>(s.q + at) = {codes[0], codes[1]};
-        else *reinterpret_cast<uint32_t*>(s.q + at) = codes[0];
+      if constexpr (C::kIsPacked) {
+        static_assert(kWhole);
+        const uint32_t codes = encode_nibbles(p.format, x, inverse, z.zero);
+        if constexpr (kWidth == 8) *reinterpret_cast<uint32_t*>(s.q + at / 2) = codes;
+        else *reinterpret_cast<uint16_t*>(s.q + at / 2) = static_cast<uint16_t>(codes);
+        if (p.row_sums) sum += sum_of_nibbles<kWidth>(codes);
+        continue;
       } else {
+        uint32_t codes[kWidth / 4];
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          const int each = position(i, j, begin, lane, lanes);
-          if (each < s.n) s.q[each] = static_cast<uint8_t>(codes[j / 4] >> (8 * (j % 4)));
-          else codes[j / 4] &= ~(255u << (8 * (j % 4)));  // not in the sum
+        for (int j = 0; j < kWidth / 4; ++j)
+          codes[j] = encode4<C::kFormat, C::kHasZero>(x + 4 * j, inverse, z.zero);
+        if constexpr (kWhole) {
+          if constexpr (kWidth == 8) *reinterpret_cast<uint2*>(s.q + at) = {codes[0], codes[1]};
+          else *reinterpret_cast<uint32_t*>(s.q + at) = codes[0];
+        } else {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) {
+            const int each = position(i, j, begin, lane, lanes);
+            if (each < s.n) s.q[each] = static_cast<uint8_t>(codes[j / 4] >> (8 * (j % 4)));
+            else codes[j / 4] &= ~(255u << (8 * (j % 4)));  // not in the sum
+          }
         }
-      }
-      if (p.row_sums) {
+        if (p.row_sums) {
 #pragma unroll
-        for (int j = 0; j < kWidth / 4; ++j) sum = __dp4a(static_cast<int>(codes[j]), 0x01010101, sum);
+          for (int j = 0; j < kWidth / 4; ++j) sum = __dp4a(static_cast<int>(codes[j]), 0x01010101, sum);
+        }
       }
     }
     return sum;
@@ -223,56 +198,30 @@ struct Held {
 };
 
 template <class C>
-__device__ Quantizer quantizer_of(const Params& p, int64_t scale_index, const Range& range) {
+__device__ Quantizer quantizer_of(const Params& p, const Segment<typename C::T>& s, const Range& range) {
   if (p.is_static) {
     Quantizer z;
-    z.scale = p.scale[scale_index];
-    if (C::kHasZero) z.zero = p.zero[scale_index];
+    z.scale = C::kHasE8m0 ? E8m0::decode(static_cast<const uint8_t*>(p.scale)[s.scale_index])
+                          : static_cast<const float*>(p.scale)[s.scale_index];
+    if (C::kHasZero) z.zero = p.zero[s.scale_index];  // static scales are compact, as zero points are
     return z;
   }
-  const auto kind = C::kHasZero ? ScaleKind::asymmetric : ScaleKind::symmetric;
-  return quantize::quantizer_from_range(kind, code_range(C::kFormat), -range.depth, range.high);
+  return quantize::quantizer_from_range(C::kKind, code_range(C::format(p)), -range.depth, range.high);
 }
 
 template <class C>
-__device__ void store_quantizer(const Params& p, int64_t scale_index, const Quantizer& z) {
+__device__ void store_quantizer(const Params& p, const Segment<typename C::T>& s, const Quantizer& z) {
   if (p.is_static) return;
-  p.scale[scale_index] = z.scale;
-  if (C::kHasZero) p.zero[scale_index] = static_cast<int8_t>(z.zero);
-}
-
-__device__ float max_over_lanes(float x, int lanes) {
-  for (int distance = lanes / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
-  return x;
-}
-__device__ int sum_over_lanes(int x, int lanes) {
-  for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
-  return x;
-}
-
-// Of x >= 0, whose bits are ordered as the numbers are.
-__device__ float max_over_warp(float x) {
-#if __CUDA_ARCH__ >= 800
-  return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x)));
-#else
-  return max_over_lanes(x, 32);
-#endif
-}
-
-// `parts` is used by nothing else.
-__device__ float max_over_block(float x, float (&parts)[32]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  x = max_over_warp(x);
-  if (lane == 0) parts[warp] = x;
-  __syncthreads();
-  return max_over_warp(lane < blockDim.x / 32 ? parts[lane] : 0.0f);
+  if (C::kHasE8m0) static_cast<uint8_t*>(p.scale)[s.scale_index] = z.e8m0;
+  else static_cast<float*>(p.scale)[s.scale_index] = z.scale;
+  if (C::kHasZero) p.zero[s.index] = static_cast<int8_t>(z.zero);
 }
 
 template <class C, int kVecs, bool kWhole>
 __global__ void __launch_bounds__(kMaxTeamThreads) team_kernel(const Params p) {
   const int lanes = 1 << p.lanes_log2, lane = threadIdx.x & (lanes - 1);
   const int team = threadIdx.x >> p.lanes_log2, teams = blockDim.x >> p.lanes_log2;
-  const auto s = segment_at<typename C::T>(p, blockIdx.x * teams + team);
+  const auto s = segment_at<C>(p, blockIdx.x * teams + team);
   ptx::allow_next_kernel();
   ptx::wait_for_previous_kernel();
 
@@ -285,12 +234,12 @@ __global__ void __launch_bounds__(kMaxTeamThreads) team_kernel(const Params p) {
     if (C::kHasZero) range.depth = max_over_lanes(range.depth, lanes);
   }
   Quantizer z;
-  if (s.n > 0) z = quantizer_of<C>(p, s.scale_index, range);
+  if (s.n > 0) z = quantizer_of<C>(p, s, range);
   int sum = held.encode(p, s, z, 0, lane, lanes);
   if (p.row_sums) sum = sum_over_lanes(sum, lanes);
   if (lane == 0 && s.n > 0) {
-    store_quantizer<C>(p, s.scale_index, z);
-    if (p.row_sums) p.row_sums[s.sum_index] = sum;
+    store_quantizer<C>(p, s, z);
+    if (p.row_sums) p.row_sums[s.index] = sum;
   }
 }
 
@@ -299,7 +248,7 @@ __global__ void __launch_bounds__(kMaxThreads) block_kernel(const Params p) {
   __shared__ float high_parts[32], depth_parts[32];
   __shared__ int sum_parts[32];
   const int lane = threadIdx.x, lanes = blockDim.x, chunk = lanes * kVecs * C::kWidth;
-  const auto s = segment_at<typename C::T>(p, blockIdx.x);
+  const auto s = segment_at<C>(p, blockIdx.x);
   ptx::allow_next_kernel();
   ptx::wait_for_previous_kernel();
 
@@ -320,8 +269,8 @@ __global__ void __launch_bounds__(kMaxThreads) block_kernel(const Params p) {
     if (C::kHasZero) range.depth = max_over_block(range.depth, depth_parts);
   }
 
-  const Quantizer z = quantizer_of<C>(p, s.scale_index, range);
-  if (lane == 0) store_quantizer<C>(p, s.scale_index, z);
+  const Quantizer z = quantizer_of<C>(p, s, range);
+  if (lane == 0) store_quantizer<C>(p, s, z);
   int sum = held.encode(p, s, z, 0, lane, lanes);
   if (!kWhole) {
     for (int begin = chunk; begin < s.n; begin += chunk) {
@@ -330,14 +279,8 @@ __global__ void __launch_bounds__(kMaxThreads) block_kernel(const Params p) {
     }
   }
   if (p.row_sums) {
-    sum = sum_over_lanes(sum, 32);
-    if (lane % 32 == 0) sum_parts[lane / 32] = sum;
-    __syncthreads();
-    if (lane == 0) {
-#pragma unroll 1
-      for (int warp = 1; warp < lanes / 32; ++warp) sum += sum_parts[warp];
-      p.row_sums[s.sum_index] = sum;
-    }
+    sum = sum_over_block(sum, sum_parts);
+    if (lane == 0) p.row_sums[s.index] = sum;
   }
 }
 
@@ -351,7 +294,7 @@ struct Shape {
 };
 
 Shape choose_shape(bool is_whole, int64_t vectors, int64_t segments, int num_sms) {
-  if (vectors <= 128) {
+  if (vectors <= kMaxTeamVectors) {
     const int vecs = is_whole && vectors <= 64 ? 2 : 4;
     int lanes_log2 = 0;
     while ((vecs << lanes_log2) < vectors) ++lanes_log2;
@@ -375,12 +318,12 @@ int64_t width_of(const Problem& p) { return 16 / dtype_bytes(p.x.dtype); }
 // Whether the vectors of x, and the codes they become, lie whole and on multiples of their sizes in every
 // segment.
 bool is_whole(const Problem& p) {
-  const int64_t width = width_of(p);
+  const int64_t width = width_of(p), code_bytes = row_bytes(p.format, width);
   const auto is_aligned = [](const void* data, int64_t bytes) {
     return reinterpret_cast<uintptr_t>(data) % bytes == 0;
   };
-  return is_aligned(p.x.data, 16) && is_aligned(p.q.data, width) && p.cols % width == 0 &&
-         (p.rows == 1 || (p.x.row_stride % width == 0 && p.q.row_stride % width == 0)) &&
+  return is_aligned(p.x.data, 16) && is_aligned(p.q.data, code_bytes) && p.cols % width == 0 &&
+         (p.rows == 1 || (p.x.row_stride % width == 0 && p.q.row_stride % code_bytes == 0)) &&
          (groups_of(p) == 1 || group_of(p) % width == 0);
 }
 
@@ -390,14 +333,16 @@ void launch_coding(const Params& params, const Launch& launch, const Shape& shap
   const int64_t teams = shape.by_teams ? shape.threads >> shape.lanes_log2 : 1;
   const LaunchShape grid = {dim3(static_cast<unsigned>(ceil_div(params.segments, teams))),
                             dim3(static_cast<unsigned>(shape.threads)), 0, /*overlap_previous=*/true};
-  if (!shape.is_whole) {
-    launch_kernel(name, shape.by_teams ? team_kernel<C, 4, false> : block_kernel<C, 4, false>, grid, launch,
-                  params);
-  } else if (shape.by_teams) {
-    choose_value<2, 4>(shape.vecs, [&](auto vecs) {
+  if (shape.is_whole && shape.by_teams) {
+    return choose_value<2, 4>(shape.vecs, [&](auto vecs) {
       launch_kernel(name, team_kernel<C, vecs.value, true>, grid, launch, params);
     });
-  } else {
+  }
+  if constexpr (!C::kIsForGroups) {
+    if (!shape.is_whole) {
+      return launch_kernel(name, shape.by_teams ? team_kernel<C, 4, false> : block_kernel<C, 4, false>, grid,
+                           launch, params);
+    }
     choose_value<1, 2, 4, 8>(shape.vecs, [&](auto vecs) {
       launch_kernel(name, block_kernel<C, vecs.value, true>, grid, launch, params);
     });
@@ -407,32 +352,53 @@ void launch_coding(const Params& params, const Launch& launch, const Shape& shap
 void launch_shape(const Problem& p, const Launch& launch, const Shape& shape) {
   const Params params = {p.x.data,
                          static_cast<uint8_t*>(p.q.data),
-                         static_cast<float*>(p.scale.data),
+                         p.scale.data,
                          static_cast<int8_t*>(p.zero.data),
                          static_cast<int32_t*>(p.row_sums.data),
                          p.x.row_stride,
                          p.q.row_stride,
-                         p.row_blocks() == 1 ? 0 : groups_of(p),
+                         p.row_blocks() == 1 ? 0 : p.scale.row_stride,
+                         p.scale_col_stride,
                          static_cast<uint32_t>(p.rows * groups_of(p)),
                          Divider(static_cast<uint32_t>(groups_of(p))),
                          static_cast<int>(p.cols),
                          static_cast<int>(group_of(p)),
                          shape.lanes_log2,
+                         p.format,
                          p.is_static()};
   choose_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (p.zero) return launch_coding<Coding<T, QF_INT8, true>>(params, launch, shape);
-    choose_value<QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
-        p.format, [&](auto format) { launch_coding<Coding<T, format.value, false>>(params, launch, shape); });
+    using enum ScaleKind;
+    if (is_packed_4bit(p.format)) {
+      return choose_value<symmetric, asymmetric, e8m0>(p.scale_kind(), [&](auto kind) {
+        launch_coding<Coding<T, QF_INT4, kind.value>>(params, launch, shape);
+      });
+    }
+    if (p.has_e8m0_scale()) {
+      return choose_value<QF_FP8_E4M3, QF_FP8_E5M2>(p.format, [&](auto format) {
+        launch_coding<Coding<T, format.value, e8m0>>(params, launch, shape);
+      });
+    }
+    if (p.zero) return launch_coding<Coding<T, QF_INT8, asymmetric>>(params, launch, shape);
+    choose_value<QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.format, [&](auto format) {
+      launch_coding<Coding<T, format.value, symmetric>>(params, launch, shape);
+    });
   });
+}
+
+// Whether a segment is a team's, in whole vectors.
+bool is_short(const Problem& p) {
+  return is_whole(p) && ceil_div(group_of(p), width_of(p)) <= kMaxTeamVectors;
 }
 
 Verdict accepts(const Problem& p) {
   const bool is_per_tensor = p.block.rows >= p.rows && p.block.cols >= p.cols;
   return Requirements()
-      .require(!is_packed_4bit(p.format), "only 8-bit codes are made here")
-      .require(!p.has_e8m0_scale(), "scales are float32 here")
       .require(p.mode != QF_SCALE_MSE, "the MSE search is for weights, which are quantized on the CPU")
+      .require(p.hadamard == 0, "nothing is rotated here")
+      .require(!p.has_e8m0_scale() || p.format != QF_INT8, "INT8 codes have float32 scales here")
+      .require((!is_packed_4bit(p.format) && !p.has_e8m0_scale()) || is_short(p),
+               "4-bit codes and E8M0 scales are for groups of at most 128 whole vectors of 16 bytes here")
       .require(p.block.rows == 1 || (is_per_tensor && p.is_static()),
                "a scale belongs to a row or a group of it here, or if static to the tensor")
       .require(p.cols < 1 << 30, "rows are shorter than 2^30 here")

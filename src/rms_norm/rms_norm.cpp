@@ -16,7 +16,9 @@ Problem Op::parse(const Args& a, Arguments& arg) {
     arg.fail("eps is " + std::to_string(a.eps) + ", expected a finite number of 0 or more");
   }
   p.eps = a.eps;
-  p.out = parse_output(arg, {a.y, a.out_format, a.out_mode, a.out_group, a.out_scale}, m, n);
+  p.out =
+      parse_rotated_output(arg, {a.y, a.out_format, a.out_mode, a.out_group, a.out_scale}, a.hadamard, m, n);
+  p.device = arg.device();
   if (p.residual) arg.writes("residual");
   return p;
 }

@@ -16,6 +16,7 @@ struct Problem {
   double eps;
   Output out;
   int64_t m, n;
+  qf_device device;
 };
 
 struct Op {

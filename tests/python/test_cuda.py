@@ -31,6 +31,69 @@ def test_same_bits_as_on_the_cpu(shape, dtype):
         assert torch.equal(q.cpu().view(torch.uint8), expected_q.view(torch.uint8))
 
 
+@pytest.mark.parametrize("format", ["int8", "int4", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1", "nf4", "mxfp4", "mxfp8"])
+@pytest.mark.parametrize("block", [(1, 0), (1, 32), (1, 33), (0, 0), (0, 1), (128, 128)])
+@pytest.mark.parametrize("options", [{}, {"symmetric": False, "row_sums": True}, {"hadamard": 64}], ids=str)
+def test_every_format_and_block_as_on_the_cpu(format, block, options):
+    is_integer, is_packed = format in ("int8", "int4"), "4" in format.replace("e4m3", "")
+    if not is_integer and "symmetric" in options:
+        pytest.skip("floating formats have no zero points")
+    if "hadamard" in options and (block[0] != 1 or (is_packed and block[1] % 2)):
+        pytest.skip("rows alone are rotated")
+    torch.manual_seed(0)
+    x = torch.randn(131, 320).to(torch.bfloat16)
+    on_cpu, on_gpu = (qf.quantize_tensor(t, format, block=block, **options) for t in (x, x.cuda()))
+    for expected, got in zip(on_cpu, on_gpu, strict=True):
+        assert (expected is None) == (got is None)
+        if expected is not None:
+            assert torch.equal(got.cpu().view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_the_search_for_scales_says_that_it_is_for_the_cpu():
+    with pytest.raises(NotImplementedError, match="MSE search is for weights, which are quantized on the CPU"):
+        qf.quantize_tensor(torch.randn(4, 64, device="cuda"), "int4", block=(1, 32), mse=True)
+
+
+# ---- Producers ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n", [1, 7, 64, 128, 1000, 4096, 70000])
+def test_producers_give_what_they_give_on_the_cpu(n, dtype):
+    torch.manual_seed(0)
+    x, gain = torch.randn(5, 2 * n).to(dtype), torch.rand(2 * n).to(dtype)
+    for produce in (
+        lambda t, **o: qf.rms_norm(t, gain.to(t.device), **o),
+        lambda t, **o: qf.silu_and_mul(t, **o),
+        lambda t, **o: qf.activate(t, "gelu", **o),
+    ):
+        on_cpu, on_gpu = produce(x, out_dtype="float32"), produce(x.cuda(), out_dtype="float32")
+        torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-5, atol=1e-5)
+        for group in (0, 128):
+            codes, scale = produce(x.cuda(), out_quant="int8", out_group=group)
+            back = qf.dequantize_tensor(codes, scale, "int8", block=(1, group)).cpu()
+            steps = scale.cpu().repeat_interleave(group or on_cpu.shape[1], 1)[:, : on_cpu.shape[1]]
+            assert ((back - on_cpu).abs() <= 0.51 * steps + 1e-5).all()
+
+
+def test_the_residual_of_a_norm_is_written_back():
+    x, residual = (torch.randn(3, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    expected = x + residual
+    qf.rms_norm(x, residual=residual)
+    assert torch.equal(residual, expected)
+
+
+@pytest.mark.parametrize("quant", [None, "int8", "fp8"])
+def test_the_norm_module_runs_our_kernel(quant):
+    norm = qf.nn.RMSNorm(256, out_quant=quant, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(4, 7, 256, device="cuda", dtype=torch.bfloat16)
+    got, expected = norm(x), qf.rms_norm(x, norm.weight.detach(), norm.eps, out_quant=quant)
+    if quant is None:
+        got, expected = (got, norm.weight), (expected, norm.weight)
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(got, expected, strict=True))
+    assert "_sm" in qf.explain(qf.rms_norm, x)["chosen"]
+
+
 def test_work_is_queued_on_the_current_stream():
     stream = torch.cuda.Stream()
     x = torch.empty(4096, 4096, device="cuda")

@@ -77,6 +77,35 @@ def test_silu_and_mul_quantized(rng):
     assert np.abs(back - y).max() <= scale.max() * 0.51
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "identity"])
+def test_activate(activation, dtype, rng):
+    x = (4 * rng.standard_normal((3, 5, 31))).astype(dtype)
+    y = qf.activate(x, activation)
+    exact = activate(x.astype(np.float64), activation)
+    bound = np.abs(x.astype(np.float64)) * 2.0**-20 + np.abs(exact) * (ROUNDING[dtype.name] * 1.01 + 2.0**-22)
+    assert_within(y, exact, bound)
+    assert y.shape == x.shape
+
+
+def test_activate_quantized(rng):
+    x = rng.standard_normal((6, 96)).astype(np.float32)
+    codes, scale = qf.activate(x, "gelu", out_quant="int8", out_group=32)
+    back = qf.dequantize_tensor(codes, scale, block=(1, 32))
+    assert np.abs(back - qf.activate(x, "gelu")).max() <= scale.max() * 0.51
+
+
+def test_scales_may_be_written_transposed(rng):
+    x = rng.standard_normal((5, 96)).astype(np.float32)
+    for produce, cols in ((qf.rms_norm, 96), (qf.silu_and_mul, 48), (qf.activate, 96)):
+        codes, scale = produce(x, out_quant="int8", out_group=16)
+        memory = np.full((cols // 16, 5), np.nan, np.float32)
+        out = np.empty((5, cols), np.int8), memory.T
+        produce(x, out_quant="int8", out_group=16, out=out)
+        np.testing.assert_array_equal(out[0], codes)
+        np.testing.assert_array_equal(memory, scale.T)
+
+
 def test_odd_columns_are_refused():
     with pytest.raises(ValueError, match="even"):
         qf.silu_and_mul(np.ones((2, 3), np.float32))

@@ -214,3 +214,16 @@ def test_the_same_call_gives_the_same_bits(rng):
     second = qf.quantize_tensor(x, "int4", block=(1, 32), mse=True)
     for a, b in zip(first[:2], second[:2], strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("shape", [(7, 96), (1, 96), (2, 3, 96), (0, 96), (5, 10)])
+def test_column_major_scales(shape, rng):
+    x = rng.standard_normal(shape).astype(np.float32)
+    for call in (qf.per_token_group_quant_int8, qf.per_token_group_quant_fp8):
+        codes, scale = call(x, 16)
+        same, transposed = call(x, 16, column_major_scales=True)
+        np.testing.assert_array_equal(same, codes)
+        np.testing.assert_array_equal(transposed, scale)
+        assert transposed.shape == scale.shape
+        if len(shape) == 2:
+            assert transposed.T.flags.c_contiguous
