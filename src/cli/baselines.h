@@ -52,7 +52,9 @@ class Baselines {
   bool has_onednn_ = false;
 };
 
-// A product of 16-bit matrices on a GPU, on copies of its data of its own.
+enum class GpuNumbers { f16, bf16, int8, e4m3 };
+
+// A product on a GPU, on copies of its data of its own.
 class GpuBaseline {
  public:
   virtual ~GpuBaseline() = default;
@@ -60,8 +62,8 @@ class GpuBaseline {
   std::string name;
   int copies = 1;
 };
-// Null where there is none for this type, or no library.
-std::unique_ptr<GpuBaseline> make_gpu_baseline(int id, const Shape& shape, qf_dtype dtype,
+// Null where there is none for this product, or no library.
+std::unique_ptr<GpuBaseline> make_gpu_baseline(int id, const Shape& shape, GpuNumbers numbers,
                                                double cache_bytes);
 
 // The quickest, or null where there is none.

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuBLASLt as the baseline of a 16-bit product on a GPU. Loaded at run time, so that the command starts
+// cuBLASLt as the baseline of a product on a GPU. Loaded at run time, so that the command starts
 // without it; its header is all that the build needs.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <random>
 #include <stdexcept>
+#include <vector>
 
 #include "baselines.h"
 
@@ -59,11 +62,43 @@ void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
+// How cuBLASLt names a product, and which bits of its 16-bit words are drawn: the data is random, because a GPU
+// draws less power, and runs faster, where the bits do not change.
+struct Kind {
+  const char* name;
+  cudaDataType_t in, out, scale;
+  cublasComputeType_t compute;
+  uint16_t drawn_bits, fixed_bits;
+
+  size_t in_bytes() const { return in == CUDA_R_16BF || in == CUDA_R_16F ? 2 : 1; }
+  size_t out_bytes() const { return out == CUDA_R_32I ? 4 : 2; }
+};
+Kind kind_of(GpuNumbers numbers) {
+  switch (numbers) {
+    case GpuNumbers::f16:
+      return {"cuBLASLt f16", CUDA_R_16F, CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F, 0x8bff, 0x3000};
+    case GpuNumbers::bf16:
+      return {"cuBLASLt bf16", CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 0x83ff, 0x3c00};
+    case GpuNumbers::int8:
+      return {"cuBLASLt int8", CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I, 0xffff, 0};
+    default:  // numbers below 2
+      return {"cuBLASLt e4m3", CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 0xbfbf, 0};
+  }
+}
+
 class Memory {
  public:
-  explicit Memory(size_t bytes) {
-    check(cudaMalloc(&data_, bytes));
-    check(cudaMemset(data_, 0x3c, bytes));  // small numbers: a GPU draws less power for zeros
+  explicit Memory(size_t bytes) { check(cudaMalloc(&data_, bytes)); }
+  Memory(size_t bytes, const Kind& kind) : Memory(bytes) {
+    std::vector<uint16_t> words(size_t{1} << 20);
+    std::mt19937 random(1);
+    for (uint16_t& word : words) {
+      word = static_cast<uint16_t>((random() & kind.drawn_bits) | kind.fixed_bits);
+    }
+    const size_t chunk = words.size() * sizeof(uint16_t);
+    for (size_t at = 0; at < bytes; at += chunk) {
+      check(cudaMemcpy(this->at(at), words.data(), std::min(chunk, bytes - at), cudaMemcpyHostToDevice));
+    }
   }
   ~Memory() { cudaFree(data_); }
   Memory(const Memory&) = delete;
@@ -77,43 +112,51 @@ class Memory {
 // y^T[n, m] = w x^T in cuBLAS's column-major terms.
 class CublasLt final : public GpuBaseline {
  public:
-  CublasLt(const Shape& shape, cudaDataType_t type, int copies)
-      : x_bytes_(static_cast<size_t>(shape.m * shape.k) * 2),
-        w_bytes_(static_cast<size_t>(shape.n * shape.k) * 2),
-        y_bytes_(static_cast<size_t>(shape.m * shape.n) * 2),
-        x_(x_bytes_ * static_cast<size_t>(copies)),
-        w_(w_bytes_ * static_cast<size_t>(copies)),
+  CublasLt(const Shape& shape, const Kind& kind, int copies)
+      : x_bytes_(static_cast<size_t>(shape.m * shape.k) * kind.in_bytes()),
+        w_bytes_(static_cast<size_t>(shape.n * shape.k) * kind.in_bytes()),
+        y_bytes_(static_cast<size_t>(shape.m * shape.n) * kind.out_bytes()),
+        x_(x_bytes_ * static_cast<size_t>(copies), kind),
+        w_(w_bytes_ * static_cast<size_t>(copies), kind),
         y_(y_bytes_ * static_cast<size_t>(copies)),
-        workspace_(kWorkspaceBytes) {
+        workspace_(kWorkspaceBytes),
+        has_integer_scale_(kind.scale == CUDA_R_32I) {
     const auto m = static_cast<uint64_t>(shape.m), n = static_cast<uint64_t>(shape.n),
                k = static_cast<uint64_t>(shape.k);
     check(api()->create(&handle_), "cublasLtCreate");
-    check(api()->create_description(&description_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-          "cublasLtMatmulDescCreate");
+    check(api()->create_description(&description_, kind.compute, kind.scale), "cublasLtMatmulDescCreate");
     const cublasOperation_t transposed = CUBLAS_OP_T;
     check(api()->set_attribute(description_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
           "cublasLtMatmulDescSetAttribute");
-    check(api()->create_layout(&w_layout_, type, k, n, shape.k), "cublasLtMatrixLayoutCreate");
-    check(api()->create_layout(&x_layout_, type, k, m, shape.k), "cublasLtMatrixLayoutCreate");
-    check(api()->create_layout(&y_layout_, type, n, m, shape.n), "cublasLtMatrixLayoutCreate");
+    if (kind.in == CUDA_R_8F_E4M3) {  // its fastest: sums in the tensor cores' own precision
+      const int8_t yes = 1;
+      check(api()->set_attribute(description_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &yes, sizeof yes),
+            "cublasLtMatmulDescSetAttribute");
+    }
+    check(api()->create_layout(&w_layout_, kind.in, k, n, shape.k), "cublasLtMatrixLayoutCreate");
+    check(api()->create_layout(&x_layout_, kind.in, k, m, shape.k), "cublasLtMatrixLayoutCreate");
+    check(api()->create_layout(&y_layout_, kind.out, n, m, shape.n), "cublasLtMatrixLayoutCreate");
     cublasLtMatmulPreference_t preference;
     check(api()->create_preference(&preference), "cublasLtMatmulPreferenceCreate");
     check(api()->set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,
                                 sizeof kWorkspaceBytes),
           "cublasLtMatmulPreferenceSetAttribute");
     int found = 0;
-    check(api()->get_heuristic(handle_, description_, w_layout_, x_layout_, y_layout_, y_layout_, preference,
-                               1, &chosen_, &found),
-          "cublasLtMatmulAlgoGetHeuristic");
-    if (found == 0) throw std::runtime_error("cuBLASLt has no algorithm for this product");
+    const cublasStatus_t status = api()->get_heuristic(handle_, description_, w_layout_, x_layout_, y_layout_,
+                                                       y_layout_, preference, 1, &chosen_, &found);
+    has_algorithm = status == CUBLAS_STATUS_SUCCESS && found > 0;
   }
+  bool has_algorithm = false;  // for this product
 
   void run(int copy, void* stream) override {
     const float one = 1, zero = 0;
+    const int32_t integer_one = 1, integer_zero = 0;
+    const void* alpha = has_integer_scale_ ? static_cast<const void*>(&integer_one) : &one;
+    const void* beta = has_integer_scale_ ? static_cast<const void*>(&integer_zero) : &zero;
     const auto i = static_cast<size_t>(copy);
     char* y = y_.at(i * y_bytes_);
-    check(api()->matmul(handle_, description_, &one, w_.at(i * w_bytes_), w_layout_, x_.at(i * x_bytes_),
-                        x_layout_, &zero, y, y_layout_, y, y_layout_, &chosen_.algo, workspace_.at(0),
+    check(api()->matmul(handle_, description_, alpha, w_.at(i * w_bytes_), w_layout_, x_.at(i * x_bytes_),
+                        x_layout_, beta, y, y_layout_, y, y_layout_, &chosen_.algo, workspace_.at(0),
                         kWorkspaceBytes, static_cast<cudaStream_t>(stream)),
           "cublasLtMatmul");
   }
@@ -121,6 +164,7 @@ class CublasLt final : public GpuBaseline {
  private:
   size_t x_bytes_, w_bytes_, y_bytes_;
   Memory x_, w_, y_, workspace_;
+  bool has_integer_scale_;
   cublasLtHandle_t handle_ = nullptr;  // these live as long as the command
   cublasLtMatmulDesc_t description_ = nullptr;
   cublasLtMatrixLayout_t w_layout_ = nullptr, x_layout_ = nullptr, y_layout_ = nullptr;
@@ -129,15 +173,17 @@ class CublasLt final : public GpuBaseline {
 
 }  // namespace
 
-std::unique_ptr<GpuBaseline> make_gpu_baseline(int id, const Shape& shape, qf_dtype dtype,
+std::unique_ptr<GpuBaseline> make_gpu_baseline(int id, const Shape& shape, GpuNumbers numbers,
                                                double cache_bytes) {
-  if (!api() || dtype.bits != 16) return nullptr;
+  if (!api()) return nullptr;
   check(cudaSetDevice(id));
-  const double bytes = 2.0 * static_cast<double>(shape.m * shape.k + shape.n * shape.k + shape.m * shape.n);
+  const Kind kind = kind_of(numbers);
+  const double bytes = static_cast<double>(kind.in_bytes()) * static_cast<double>((shape.m + shape.n) * shape.k) +
+                       static_cast<double>(kind.out_bytes()) * static_cast<double>(shape.m * shape.n);
   const int copies = copies_beyond_cache(bytes, cache_bytes);
-  const bool is_bf16 = dtype.code == 4;
-  auto baseline = std::make_unique<CublasLt>(shape, is_bf16 ? CUDA_R_16BF : CUDA_R_16F, copies);
-  baseline->name = is_bf16 ? "cuBLASLt bf16" : "cuBLASLt f16";
+  auto baseline = std::make_unique<CublasLt>(shape, kind, copies);
+  if (!baseline->has_algorithm) return nullptr;
+  baseline->name = kind.name;
   baseline->copies = copies;
   return baseline;
 }

@@ -5,6 +5,6 @@
 
 namespace quantfuse::cli {
 
-std::unique_ptr<GpuBaseline> make_gpu_baseline(int, const Shape&, qf_dtype, double) { return nullptr; }
+std::unique_ptr<GpuBaseline> make_gpu_baseline(int, const Shape&, GpuNumbers, double) { return nullptr; }
 
 }  // namespace quantfuse::cli

@@ -25,6 +25,8 @@ std::vector<Job> jobs_of(const BenchOptions& options, qf_device device) {
     specs = h200_suite();
   } else if (options.suite == "producers") {
     specs = producers_suite();
+  } else if (options.suite == "products") {
+    specs = products_suite();
   } else {
     ProblemOptions problem = options.problem;
     for (const int64_t m : options.m.empty() ? std::vector<int64_t>{1} : options.m) {
@@ -107,7 +109,7 @@ Table bench_table(const std::vector<Job>& jobs) {
 
 int run_bench(const BenchOptions& options) {
   if (options.op.empty() == options.suite.empty())
-    throw UsageError("bench: give an operation or --suite cpu|h200|producers");
+    throw UsageError("bench: give an operation or --suite cpu|h200|producers|products");
   if (options.op == "checkpoint") return run_checkpoint_bench(options);
   JsonFile file(options.json_path);
   const qf_device device = options.suite == "h200" && options.problem.device == "cpu"

@@ -71,7 +71,9 @@ Row measure_chain(const Chain&, const Machine&, double seconds);
 std::vector<Spec> cpu_suite();
 // The layers of Llama 7B, 8B and 70B at seven sizes of a batch; the producers of 8-bit activations.
 std::vector<Spec> h200_suite();
-std::vector<Spec> producers_suite();  // a part of it, on any device
+std::vector<Spec> producers_suite();
+// Products of 8-bit codes.
+std::vector<Spec> products_suite();  // a part of it, on any device
 std::vector<Chain> h200_chains();     // the layers of a decoder block
 
 // Quantizing and importing checkpoints, against the machine's copy rate.

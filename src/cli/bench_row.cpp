@@ -55,6 +55,18 @@ std::optional<Comparison> comparison_of(const Spec& spec) {
   return std::nullopt;
 }
 
+// What a product on a GPU is compared with, the numbers of its own kind first.
+std::vector<GpuNumbers> gpu_numbers_of(const Spec& spec) {
+  const auto of_codes = [](qf_format format) -> std::vector<GpuNumbers> {
+    return {is_integer(format) ? GpuNumbers::int8 : GpuNumbers::e4m3, GpuNumbers::bf16};
+  };
+  if (const auto* s = std::get_if<cases::ScaledMmSpec>(&spec)) return of_codes(s->a_format);
+  const auto* s = std::get_if<cases::LinearSpec>(&spec);
+  if (!s || s->dtype.bits != 16) return {};
+  if (s->act_format != QF_FORMAT_NONE) return of_codes(s->act_format);
+  return {s->dtype.code == 4 ? GpuNumbers::bf16 : GpuNumbers::f16};
+}
+
 // Those that the row is compared with come first; their number goes to num_compared.
 std::vector<NamedContender> prepare_baselines(const Spec& spec, const Baselines& baselines,
                                               size_t& num_compared) {
@@ -172,16 +184,16 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
             [&](int copy, void* stream) { check_status(plain->run(kernel, copy, stream)); }, row.copies,
             options.seconds);
       }
-      const auto* linear = std::get_if<cases::LinearSpec>(&spec);
-      auto baseline = options.has_gpu_baselines && linear
-                          ? make_gpu_baseline(machine.device.id, {linear->m, linear->n, linear->k},
-                                              linear->dtype, machine.cache_bytes)
-                          : nullptr;
-      if (baseline) {
-        const auto run = [&](int copy, void* stream) { baseline->run(copy, stream); };
-        row.baselines.push_back(
-            {baseline->name, measure_on_gpu(machine.device.id, run, baseline->copies, options.seconds)});
-        row.baseline = row.baselines.back();
+      if (options.has_gpu_baselines) {
+        for (const GpuNumbers numbers : gpu_numbers_of(spec)) {
+          const auto baseline =
+              make_gpu_baseline(machine.device.id, {row.m, row.n, row.k}, numbers, machine.cache_bytes);
+          if (!baseline) continue;
+          const auto run = [&](int copy, void* stream) { baseline->run(copy, stream); };
+          row.baselines.push_back(
+              {baseline->name, measure_on_gpu(machine.device.id, run, baseline->copies, options.seconds)});
+        }
+        if (!row.baselines.empty()) row.baseline = row.baselines.front();
       }
     }
   }

@@ -95,7 +95,42 @@ void add_producers(Suite& suite) {
   }
 }
 
+constexpr Layer kLayers[] = {{"8B.qkv", 6144, 4096},       {"8B.o", 4096, 4096},
+                             {"8B.gate_up", 28672, 4096},  {"8B.down", 4096, 14336},
+                             {"7B.ffn", 11008, 4096},      {"70B.gate_up", 57344, 8192},
+                             {"70B.down", 8192, 28672}};
+
+// Products of codes: a scale for each row of both, and scales of blocks of 128; layers with activations.
+void add_products(Suite& suite) {
+  for (const Layer& layer : kLayers) {
+    for (const char* format : {"int8", "fp8"}) {
+      for (const bool is_blocks : {false, true}) {
+        suite.o = ProblemOptions();
+        suite.o.format = format;
+        suite.o.n = layer.n, suite.o.k = layer.k;
+        if (is_blocks) suite.o.act_group = 128, suite.o.block = "128x128";
+        for (const int64_t m : {16, 64, 256, 1024, 4096}) {
+          suite.o.m = m;
+          suite.add("scaled_mm", layer.name);
+        }
+      }
+    }
+  }
+  for (const char* format : {"int8", "fp8"}) {
+    suite.o = linear_options(format, "bf16", format);
+    suite.o.group = 0;
+    suite.o.n = 16384, suite.o.has_bias = true, suite.o.activation = "gelu_tanh";
+    suite.add_each_m("linear", {128, 4096});
+  }
+}
+
 }  // namespace
+
+std::vector<Spec> products_suite() {
+  Suite suite;
+  add_products(suite);
+  return suite.take();
+}
 
 std::vector<Spec> cpu_suite() {
   Suite suite;
@@ -142,10 +177,7 @@ std::vector<Spec> producers_suite() {
 
 std::vector<Spec> h200_suite() {
   Suite suite;
-  for (const Layer& layer :
-       {Layer{"8B.qkv", 6144, 4096}, Layer{"8B.o", 4096, 4096}, Layer{"8B.gate_up", 28672, 4096},
-        Layer{"8B.down", 4096, 14336}, Layer{"7B.ffn", 11008, 4096}, Layer{"70B.gate_up", 57344, 8192},
-        Layer{"70B.down", 8192, 28672}}) {
+  for (const Layer& layer : kLayers) {
     suite.o = linear_options("int4", "bf16");
     suite.o.n = layer.n, suite.o.k = layer.k;
     for (const int64_t m : {1, 4, 16, 64, 256, 1024, 4096}) {
@@ -164,6 +196,7 @@ std::vector<Spec> h200_suite() {
   suite.o = linear_options("int4", "bf16");
   suite.o.has_bias = true, suite.o.activation = "silu";
   suite.add_each_m("linear", {16, 1024});
+  add_products(suite);
   add_producers(suite);
   return suite.take();
 }

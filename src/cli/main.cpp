@@ -214,7 +214,7 @@ int run(int argc, char** argv) {
                         ->check(CLI::IsMember(benches))
                         ->type_name("OP");
   bench_app.add_option("--suite", bench.suite, "A set of cases: the layers of Llama-3-8B and more")
-      ->check(CLI::IsMember({"cpu", "h200", "producers"}))
+      ->check(CLI::IsMember({"cpu", "h200", "producers", "products"}))
       ->type_name("")
       ->excludes(op);
   bench_app.add_option("--m", bench.m, "Tokens: rows of the activations; a list makes a row of results each")
