@@ -16,7 +16,7 @@ __device__ __forceinline__ float over_one_plus_exp2(float x, float y) {
 }
 
 // x Phi(x) by Abramowitz and Stegun 7.1.26 for erfc, absolute error below 1.5e-7: with q = erfc(|x| / sqrt 2)
-// / 2 it is x q for negative x and x - x q for others, so that nothing cancels.
+// / 2 it is x q for negative x and x (1 - q) for others, so that nothing cancels.
 __device__ __forceinline__ float gelu(float x) {
   const float z = 0.70710678f * fabsf(x);
   const float t = ptx::reciprocal_approx(fmaf(0.3275911f, z, 1.0f));
@@ -25,8 +25,7 @@ __device__ __forceinline__ float gelu(float x) {
   p = fmaf(p, t, -0.284496736f);
   p = fmaf(p, t, 0.254829592f);
   const float q = 0.5f * p * t * ptx::exp2_approx(-1.44269504f * z * z);
-  const float tail = x * q;
-  return x < 0 ? tail : x - tail;
+  return x * (x < 0 ? q : 1.0f - q);
 }
 
 template <int kCount>

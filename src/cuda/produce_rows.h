@@ -11,13 +11,8 @@
 //           are longer than the registers of 1024 threads, have other groups, or are rotated by more columns
 //           than a warp holds. Rows that are rotated are held in shared memory for it.
 //
-// Blocks of the whole kernel stay for several rows: while one is reduced and stored, the next is on its way.
-//
 // A Source has, for the whole kernel,
-//     kWidth
-//     load_shared(part): what all rows have in common, loaded once
-//     load(part): what a thread's vectors are made of, as it lies in memory
-//     produce(part, shared, loaded, v, scratch): their numbers
+//     kWidth;  produce(part, v, scratch): the numbers of a thread's vectors
 // and for the other
 //     begin_row(row, scratch): what value() needs to know, found by all threads;  value(state, row, column)
 #pragma once
@@ -171,9 +166,6 @@ static __device__ __noinline__ void store_number(const Output& out, int64_t row,
 
 // ---- Kernels ----
 
-// Vectors of a thread of which there are registers for the next row's too.
-inline constexpr int kMaxVecsAhead = 2;
-
 // Where nothing is, a part is empty.
 template <bool kIsBlock>
 __device__ __forceinline__ RowPart<kIsBlock> part_at(const RowDivision& d, uint32_t index) {
@@ -185,37 +177,28 @@ __device__ __forceinline__ RowPart<kIsBlock> part_at(const RowDivision& d, uint3
           static_cast<int>(threadIdx.x) & (kIsBlock ? ~0 : lanes - 1), lanes};
 }
 
+// Blocks of up to 512 threads with two vectors each are what many rows are divided into. Three of them to a
+// multiprocessor, 42 registers a thread, keep more bytes on their way than fewer with more registers.
+template <int kVecs, bool kIsBlock>
+struct Bounds {
+  static constexpr int kThreads = !kIsBlock ? 256 : kVecs == 2 ? kMaxRowThreads / 2 : kMaxRowThreads;
+  static constexpr int kBlocks = kIsBlock && kVecs == 2 ? 3 : 1;
+};
+
 template <class Source, int kVecs, bool kIsBlock>
-__global__ void __launch_bounds__(kIsBlock ? kMaxRowThreads : 256)
+__global__ void __launch_bounds__(Bounds<kVecs, kIsBlock>::kThreads, Bounds<kVecs, kIsBlock>::kBlocks)
     whole_rows_kernel(const __grid_constant__ Source source, const __grid_constant__ Output out,
                       const __grid_constant__ RowDivision d) {
-  // Two, in turn: some threads may still read what a row left when others have begun the next.
-  __shared__ RowScratch scratch[2];
-  uint32_t index =
+  __shared__ RowScratch scratch;
+  const uint32_t index =
       kIsBlock ? blockIdx.x : blockIdx.x * (blockDim.x >> d.lanes_log2) + (threadIdx.x >> d.lanes_log2);
-  auto part = part_at<kIsBlock>(d, index);
+  const auto part = part_at<kIsBlock>(d, index);
   ptx::allow_next_kernel();
   ptx::wait_for_previous_kernel();
-  const auto shared = source.template load_shared<kVecs>(part);
-  auto loaded = source.template load<kVecs>(part);
-  const auto finish = [&](RowScratch& turn_scratch) {
-    float v[kVecs][Source::kWidth];
-    source.produce(part, shared, loaded, v, turn_scratch);
-    if (out.hadamard > 0) rotate_vectors(v, static_cast<int>(out.hadamard));
-    store_part(out, d, part, v, turn_scratch);
-  };
-  if constexpr (!kIsBlock || kVecs > kMaxVecsAhead) {
-    finish(scratch[0]);
-  } else {
-    for (int turn = 0;; turn ^= 1) {
-      index += gridDim.x;
-      const auto next = part_at<kIsBlock>(d, index);
-      const auto next_loaded = source.template load<kVecs>(next);
-      finish(scratch[turn]);
-      if (index >= d.parts) return;
-      part = next, loaded = next_loaded;
-    }
-  }
+  float v[kVecs][Source::kWidth];
+  source.produce(part, v, scratch);
+  if (out.hadamard > 0) rotate_vectors(v, static_cast<int>(out.hadamard));
+  store_part(out, d, part, v, scratch);
 }
 
 // Columns [begin, end) share a dynamic scale; every `stride`-th of them from `first` on is this thread's.
@@ -338,8 +321,7 @@ inline RowPlan plan_rows(const Output& out, int64_t m, int64_t n, int width, boo
     if (is_one_part) {
       // Few rows: more threads, each with less to do. Many: bytes in flight are what counts, and blocks that
       // fit an SM evenly.
-      plan.vecs = is_small ? 1 : 2;
-      if (vectors > plan.vecs * kMaxRowThreads) plan.vecs = vectors > 2 * kMaxRowThreads ? 4 : 2;
+      plan.vecs = vectors > kMaxRowThreads ? 4 : is_small ? 1 : 2;
     } else {
       plan.vecs = is_small ? 1 : 2;
       const int64_t most = is_small ? 128 : 256 * plan.vecs;
@@ -355,11 +337,7 @@ inline RowPlan plan_rows(const Output& out, int64_t m, int64_t n, int width, boo
   d.pieces = Divider(static_cast<uint32_t>(pieces));
   d.piece = static_cast<int>(piece_vectors * width);
   d.parts = static_cast<uint32_t>(m * pieces);
-  // As many blocks as there is room for: the registers of a multiprocessor are those of 1024 threads.
-  const int64_t room = int64_t{num_sms} * (kMaxRowThreads / plan.threads);
-  plan.grid = !plan.is_block ? ceil_div(int64_t{d.parts} << d.lanes_log2, plan.threads)
-              : plan.vecs > kMaxVecsAhead || m * pieces < room ? m * pieces
-                                                               : room;
+  plan.grid = plan.is_block ? m * pieces : ceil_div(m << d.lanes_log2, plan.threads);
   return plan;
 }
 

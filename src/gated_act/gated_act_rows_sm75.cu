@@ -22,40 +22,24 @@ struct Gated {
   int64_t up;  // columns from the gate to what it gates; 0: nothing is gated
   qf_activation activation;
 
-  struct Shared {};
-  template <int kVecs>
-  struct Loaded {
+  template <class Part, int kVecs>
+  __device__ __forceinline__ void produce(const Part& part, float (&v)[kVecs][kWidth], RowScratch&) const {
     uint4 gates[kVecs], ups[kVecs];
-  };
-
-  template <int kVecs, class Part>
-  __device__ Shared load_shared(const Part&) const {
-    return {};
-  }
-  template <int kVecs, class Part>
-  __device__ __forceinline__ Loaded<kVecs> load(const Part& part) const {
-    Loaded<kVecs> l;
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int column = part.template column<kWidth>(i);
       const bool is_there = column < part.end;
       const T* at = x.row<T>(part.row) + column;
-      l.gates[i] = is_there ? *reinterpret_cast<const uint4*>(at) : uint4{};
-      l.ups[i] = is_there && up > 0 ? *reinterpret_cast<const uint4*>(at + up) : uint4{};
+      gates[i] = is_there ? *reinterpret_cast<const uint4*>(at) : uint4{};
+      ups[i] = is_there && up > 0 ? *reinterpret_cast<const uint4*>(at + up) : uint4{};
     }
-    return l;
-  }
-
-  template <class Part, int kVecs>
-  __device__ __forceinline__ void produce(const Part&, Shared, const Loaded<kVecs>& l,
-                                          float (&v)[kVecs][kWidth], RowScratch&) const {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
-      unpack(l.gates[i], v[i], T{});
+      unpack(gates[i], v[i], T{});
       activate(activation, v[i]);
       if (up == 0) continue;
       float u[kWidth];
-      unpack(l.ups[i], u, T{});
+      unpack(ups[i], u, T{});
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) v[i][j] *= u[j];
     }

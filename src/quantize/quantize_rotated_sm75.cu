@@ -186,31 +186,16 @@ struct Plain {
   static constexpr int kWidth = kVectorWidth<T>;
   Matrix x;
 
-  struct Shared {};
-  template <int kVecs>
-  struct Loaded {
+  template <class Part, int kVecs>
+  __device__ __forceinline__ void produce(const Part& part, float (&v)[kVecs][kWidth], RowScratch&) const {
     uint4 numbers[kVecs];
-  };
-  template <int kVecs, class Part>
-  __device__ Shared load_shared(const Part&) const {
-    return {};
-  }
-  template <int kVecs, class Part>
-  __device__ __forceinline__ Loaded<kVecs> load(const Part& part) const {
-    Loaded<kVecs> l;
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int column = part.template column<kWidth>(i);
-      l.numbers[i] =
-          column < part.end ? *reinterpret_cast<const uint4*>(x.row<T>(part.row) + column) : uint4{};
+      numbers[i] = column < part.end ? *reinterpret_cast<const uint4*>(x.row<T>(part.row) + column) : uint4{};
     }
-    return l;
-  }
-  template <class Part, int kVecs>
-  __device__ __forceinline__ void produce(const Part&, Shared, const Loaded<kVecs>& l,
-                                          float (&v)[kVecs][kWidth], RowScratch&) const {
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) unpack(l.numbers[i], v[i], T{});
+    for (int i = 0; i < kVecs; ++i) unpack(numbers[i], v[i], T{});
   }
 };
 

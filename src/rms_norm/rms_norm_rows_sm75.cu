@@ -21,85 +21,70 @@ struct Norm {
   Matrix x, residual;
   Vector gain;
   double eps;
+  float n, eps_f32;
 
   // 1 / sqrt(mean(h^2) + eps). Squares of numbers beyond 2^64 overflow float32 and those of numbers below
   // 2^-63 vanish in it: where that may have shaped the sum, it is taken again in double.
   __device__ __forceinline__ bool has_lost_squares(float sum) const {
     return !(sum <= 0x1p127f) || mean_of(sum) < 0x1p-100f;
   }
-  __device__ __forceinline__ float mean_of(float sum) const {
-    return sum / static_cast<float>(x.cols) + static_cast<float>(eps);
-  }
+  __device__ __forceinline__ float mean_of(float sum) const { return sum / n + eps_f32; }
   __device__ __forceinline__ float exact_factor(double sum) const {
     return static_cast<float>(1.0 / sqrt(sum / static_cast<double>(x.cols) + eps));
   }
 
-  // The gain where it has the type of x; a gain of another type is read when it is needed.
-  template <int kVecs>
-  struct Shared {
-    uint4 gains[kVecs];
-  };
-  template <int kVecs>
-  struct Loaded {
-    uint4 numbers[kVecs], added[kVecs];
-  };
   static constexpr DType kType = sizeof(T) == 4           ? DType::f32
                                  : std::is_same_v<T, f16> ? DType::f16
                                                           : DType::bf16;
-  __device__ __forceinline__ bool has_same_type() const { return gain && gain.dtype == kType; }
 
-  template <int kVecs, class Part>
-  __device__ __forceinline__ Shared<kVecs> load_shared(const Part& part) const {
-    Shared<kVecs> s;
+  template <class Part, int kVecs>
+  __device__ __forceinline__ void produce(const Part& part, float (&v)[kVecs][kWidth],
+                                          RowScratch& scratch) const {
+    load(part, v);
+    // For few rows the gain is on its way while the squares are summed. For many it is in the L1 cache, and its
+    // registers are better spent on more threads.
+    const uint4 ahead = kVecs == 1 ? gain_vector(part.template column<kWidth>(0), part.end) : uint4{};
+    const float factor = factor_of(part, v, scratch);
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int column = part.template column<kWidth>(i);
-      s.gains[i] = has_same_type() && column < part.end
-                       ? *reinterpret_cast<const uint4*>(gain.as<T>() + column)
-                       : uint4{};
+      float g[kWidth];
+      unpack(kVecs == 1 ? ahead : gain_vector(column, part.end), g, T{});
+      if (!has_same_type()) load_other_gain(column, part.end, g);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) v[i][j] = v[i][j] * factor * g[j];
     }
-    return s;
   }
 
-  template <int kVecs, class Part>
-  __device__ __forceinline__ Loaded<kVecs> load(const Part& part) const {
-    Loaded<kVecs> l;
+  __device__ __forceinline__ bool has_same_type() const { return gain && gain.dtype == kType; }
+  __device__ __forceinline__ uint4 gain_vector(int column, int end) const {
+    return has_same_type() && column < end ? *reinterpret_cast<const uint4*>(gain.as<T>() + column) : uint4{};
+  }
+
+  // h, which is written back to the residual.
+  template <class Part, int kVecs>
+  __device__ __forceinline__ void load(const Part& part, float (&v)[kVecs][kWidth]) const {
+    uint4 numbers[kVecs], added[kVecs];
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int column = part.template column<kWidth>(i);
       const bool is_there = column < part.end;
-      l.numbers[i] = is_there ? *reinterpret_cast<const uint4*>(x.row<T>(part.row) + column) : uint4{};
-      l.added[i] = is_there && residual ? *reinterpret_cast<const uint4*>(residual.row<T>(part.row) + column)
-                                        : uint4{};
+      numbers[i] = is_there ? *reinterpret_cast<const uint4*>(x.row<T>(part.row) + column) : uint4{};
+      added[i] = is_there && residual ? *reinterpret_cast<const uint4*>(residual.row<T>(part.row) + column)
+                                      : uint4{};
     }
-    return l;
-  }
-
-  template <class Part, int kVecs>
-  __device__ __forceinline__ void produce(const Part& part, const Shared<kVecs>& shared,
-                                          const Loaded<kVecs>& l, float (&v)[kVecs][kWidth],
-                                          RowScratch& scratch) const {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
-      unpack(l.numbers[i], v[i], T{});
+      unpack(numbers[i], v[i], T{});
       if (!residual) continue;
       float r[kWidth];
-      unpack(l.added[i], r, T{});
+      unpack(added[i], r, T{});
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) v[i][j] += r[j];
       const Rounded<T, kWidth> h(v[i]);
       const int column = part.template column<kWidth>(i);
       if (column < part.end) *reinterpret_cast<Rounded<T, kWidth>*>(residual.row<T>(part.row) + column) = h;
       unpack({h.words[0], h.words[1], h.words[2], h.words[3]}, v[i], T{});
-    }
-    const float factor = factor_of(part, v, scratch);
-#pragma unroll
-    for (int i = 0; i < kVecs; ++i) {
-      float g[kWidth];
-      unpack(shared.gains[i], g, T{});
-      if (!has_same_type()) load_other_gain(part.template column<kWidth>(i), part.end, g);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) v[i][j] = v[i][j] * factor * g[j];
     }
   }
 
@@ -150,20 +135,20 @@ struct Norm {
   };
 
   __device__ State begin_row(int64_t row, RowScratch& scratch) const {
-    const int n = static_cast<int>(x.cols), threads = blockDim.x;
+    const int cols = static_cast<int>(x.cols), threads = blockDim.x;
     if (residual) {
-      for (int c = threadIdx.x; c < n; c += threads) {
+      for (int c = threadIdx.x; c < cols; c += threads) {
         T& h = residual.row<T>(row)[c];
         from_float(to_float(x.row<T>(row)[c]) + to_float(h), h);
       }
     }
     const T* h = residual ? residual.row<T>(row) : x.row<T>(row);
     float sum = 0;
-    for (int c = threadIdx.x; c < n; c += threads) sum = fmaf(to_float(h[c]), to_float(h[c]), sum);
+    for (int c = threadIdx.x; c < cols; c += threads) sum = fmaf(to_float(h[c]), to_float(h[c]), sum);
     sum = sum_over_block(sum, scratch.sums);  // and every thread sees what the others wrote
     if (!has_lost_squares(sum)) return {h, rsqrtf(mean_of(sum))};
     double exact = 0;
-    for (int c = threadIdx.x; c < n; c += threads)
+    for (int c = threadIdx.x; c < cols; c += threads)
       exact += static_cast<double>(to_float(h[c])) * to_float(h[c]);
     return {h, exact_factor(sum_over_block(exact, scratch.exact_sums))};
   }
@@ -183,7 +168,9 @@ void launch(const Problem& p, const Launch& launch) {
                              (!p.gain || is_aligned(p.gain.data, 16));
     const RowPlan plan =
         plan_rows(p.out, p.m, p.n, kWidth, has_vectors, /*spans_row=*/true, gpu_num_sms(p.device.id));
-    launch_rows(kName, Norm<T>{p.x, p.residual, p.gain, p.eps}, p.out, p.m, plan, launch);
+    launch_rows(kName,
+                Norm<T>{p.x, p.residual, p.gain, p.eps, static_cast<float>(p.n), static_cast<float>(p.eps)},
+                p.out, p.m, plan, launch);
   });
 }
 
