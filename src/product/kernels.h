@@ -28,8 +28,8 @@ inline Requirements accepts_linear(const linear::Problem& p) {
 
 }  // namespace product
 
-// product_mma.h for sm_80 and newer, and for sm_75. Where y has dynamic scales, float32 numbers go to `staged`
-// [m, n_out].
+// product_mma.h for sm_80 and newer, and for sm_75. Where y has dynamic scales, float32 numbers go to
+// `staged`, [m, n_out].
 namespace product_mma_sm80 {
 void launch(const product::Product& p, float* staged, const Launch& launch);
 }
