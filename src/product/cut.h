@@ -3,9 +3,9 @@
 // How the columns of a product are cut into tiles, and a tile into parts that each have one scale for a row
 // of a and one for a row of b.
 //
-//   groups that fill parts:   tile 0     tile 1       any others:   tile 0   tile 1   tile 2  tile 3
-//                            |p0|p1|p2|p3|p0|...                    |--------|----|   |--------|----|
-//   tiles follow each other, parts are 1/4, 1/2 or all of one       a group = 1 1/2 tiles: none reaches across
+//   groups that fill parts:  | tile 0    | tile 1         other groups:  | tile 0 | 1  | tile 2 | 3  |
+//                            |p0|p1|p2|p3|p0|p1|                         | group 0     | group 1     |
+//   parts are a quarter, half or all of a tile            here of 1 1/2 tiles, which none reaches across
 #pragma once
 
 #include <algorithm>

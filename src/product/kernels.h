@@ -35,8 +35,8 @@ Requirements accepts(const product::Product& p);
 void launch(const product::Product& p, float* staged, const Launch& launch);
 }  // namespace product_wgmma_sm90
 
-// product_mma.h for sm_80 and newer, and for sm_75. Where y has dynamic scales, float32 numbers go to `staged`
-// [m, n_out].
+// product_mma.h for sm_80 and newer, and for sm_75. Where y has dynamic scales, float32 numbers go to
+// `staged`, [m, n_out].
 namespace product_mma_sm80 {
 void launch(const product::Product& p, float* staged, const Launch& launch);
 }

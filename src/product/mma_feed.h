@@ -1,71 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the tiles of a product come to shared memory: as rows of 128 bytes, eight units each, unit u of row r at
-// place u ^ r % 8, so that eight rows of a column of units lie in different banks.
+// How the tiles of a product come to shared memory: as rows of 128 bytes, eight units each, unit u of row r
+// at place u ^ r % 8, so that eight rows of a column of units lie in different banks.
 //
 //   kAsync     bytes as they are, by cp.async
 //   kWide      loaded to registers, then decoded and stored
 //   kCareful   the same code by code, for rows that begin anywhere
 //
-// The last columns and rows are filled with zeros, whichever way.
+// Behind the last column come zeros, whichever way.
 #pragma once
 
 #include "cuda/ptx/shared_memory.h"
-#include "product/cut.h"
+#include "product/mma_shape.h"
 #include "product/mma_units.h"
 
 namespace quantfuse::product_mma {
-using namespace product;
+namespace {
 
-constexpr int kRowBytes = 128, kRowUnits = 8, kUnitBytes = 16;
-
-// A block's tile: so many tokens and rows of b, divided among warps, some of which take other columns.
-template <int kM_, int kN_, int kWarpsM_, int kWarpsN_, int kWarpsK_, int kBlocksPerSm_>
-struct Shape {
-  static constexpr int kM = kM_, kN = kN_, kWarpsM = kWarpsM_, kWarpsN = kWarpsN_, kWarpsK = kWarpsK_;
-  static constexpr int kThreads = 32 * kWarpsM * kWarpsN * kWarpsK, kBlocksPerSm = kBlocksPerSm_;
-  static constexpr int kRows = kM + kN;                    // of shared memory, first those of a
-  static constexpr int kTileBytes = kRows * kRowBytes;     // of one of the warps along k
-  static constexpr int kCodeBytes = kWarpsK * kTileBytes;  // of a stage
-};
-
-enum class Way : uint8_t { kAsync, kWide, kCareful };
-
-struct Plan {
-  Cut cut;
-  unsigned m_tiles, n_tiles;
-  Way a_way, b_way;
-  bool has_scales_at_end;  // one scale for a whole row of either operand
-  bool has_row_sums;       // of a, which zero points of b are multiplied with
-  bool has_column_sums;    // of b, likewise
-  bool has_wide_zeros;     // zero points of 32 bits
-  int stages, stage_bytes, zero_offset, smem_bytes;
-
-  QF_HD bool stages_zeros() const { return has_row_sums && !has_wide_zeros; }
-};
-
-// The rows of an operand that a tile has. Of a gated one the second half are those of the up projection.
-struct TileRows {
-  int64_t first, end;  // rows from `end` on are not there
-  int half;
-  int64_t gap;
-  __device__ int64_t row(int i) const {  // or -1
-    const int64_t row = first + (i < half ? i : i - half);
-    return row < end ? row + (i < half ? 0 : gap) : -1;
-  }
-};
-template <class S>
-__device__ TileRows rows_of_a(const Product& p, unsigned m_tile) {
-  return {static_cast<int64_t>(m_tile) * S::kM, p.m, S::kM, 0};
-}
-template <class S>
-__device__ TileRows rows_of_b(const Product& p, unsigned n_tile) {
-  const int out = p.is_gated() ? S::kN / 2 : S::kN;
-  return {static_cast<int64_t>(n_tile) * out, p.n_out, out, p.n_out};
-}
-
-// kRows rows of codes that follow each other along k. Rows that are not there are the tile's first: their sums
-// are not used.
+// kRows rows of codes that follow each other along k. Rows that are not there are the tile's first: their
+// sums are not used.
 template <class Math, class S, int kRows, int kFirstRow>
 class RowFeed {
  public:
@@ -266,8 +219,8 @@ class ColumnFeed {
   const Cut& cut_;
 };
 
-// The scales of a stage, [part][warp along k][rows of a, of b], where they change along k, and the zero points
-// of b likewise.
+// The scales of a stage, [part][warp along k][rows of a, of b], where they change along k, and the zero
+// points of b likewise.
 template <class S>
 class ScaleFeed {
  public:
@@ -341,4 +294,63 @@ class ScaleFeed {
   int64_t index_[kHeld];
 };
 
+// All of a stage. kIsAsync: codes of both operands come by cp.async, and nothing is held for them.
+template <class Math, class S, bool kIsAsync>
+class Feed {
+ public:
+  __device__ Feed(const Product& p, const Plan& plan, const TileRows& a, const TileRows& b)
+      : plan_(plan),
+        is_nk_(p.b_order == QF_NK),
+        a_(p.a, a, plan.cut),
+        b_(p.b, b, plan.cut),
+        b_columns_(p.b, b, plan.cut),
+        scales_(p, plan, a, b) {}
+
+  // To a free place of the ring. What is held is there after store().
+  __device__ __forceinline__ void fetch(int stage, uint32_t to) {
+    if constexpr (Math::kPromotes) scales_.load(stage, to, held_scales_);
+    if constexpr (kIsAsync) {
+      a_.copy_async(stage, to);
+      b_.copy_async(stage, to);
+    } else {
+      if (is_nk_) {
+        if (Math::kHasAsyncCopies && plan_.b_way == Way::kAsync) b_.copy_async(stage, to);
+        else b_.load(plan_.b_way, stage, held_b_);
+      } else {
+        b_columns_.load(plan_.b_way, stage, held_b_);
+      }
+      if (Math::kHasAsyncCopies && plan_.a_way == Way::kAsync) {
+        a_.copy_async(stage, to);
+      } else {
+        a_.load(plan_.a_way, stage, held_a_);
+        if (!kHoldsA) a_.store(plan_.a_way, stage, to, held_a_);
+      }
+    }
+  }
+  __device__ __forceinline__ void store(int stage, uint32_t to) {
+    if constexpr (Math::kPromotes) scales_.store(to, held_scales_);
+    if constexpr (!kIsAsync) {
+      if (kHoldsA && !(Math::kHasAsyncCopies && plan_.a_way == Way::kAsync))
+        a_.store(plan_.a_way, stage, to, held_a_);
+      if (!is_nk_) b_columns_.store(plan_.b_way, stage, to, held_b_);
+      else if (!(Math::kHasAsyncCopies && plan_.b_way == Way::kAsync))
+        b_.store(plan_.b_way, stage, to, held_b_);
+    }
+  }
+
+ private:
+  // Where a mostly comes by cp.async, and totals stand beside the sums, registers for it are not worth it.
+  static constexpr bool kHoldsA = !(Math::kHasAsyncCopies && Math::kPromotes);
+  const Plan& plan_;
+  bool is_nk_;
+  RowFeed<Math, S, S::kM, 0> a_;
+  RowFeed<Math, S, S::kN, S::kM> b_;
+  ColumnFeed<Math, S> b_columns_;
+  ScaleFeed<S> scales_;
+  uint4 held_a_[RowFeed<Math, S, S::kM, 0>::kHeld];
+  uint4 held_b_[std::max(RowFeed<Math, S, S::kN, S::kM>::kHeld, ColumnFeed<Math, S>::kHeld)];
+  typename ScaleFeed<S>::Held held_scales_;
+};
+
+}  // namespace
 }  // namespace quantfuse::product_mma

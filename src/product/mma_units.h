@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Codes of any format as 16 bytes of an operand of the tensor cores: a unit. 16 signed bytes, 16 E4M3 codes as
-// they are, or 8 f16 numbers, which hold every format exactly, less their zero point.
+// Codes of any format as 16 bytes of an operand of the tensor cores: a unit. 16 signed bytes, 16 E4M3 codes
+// as they are, or 8 f16 numbers, which hold every format exactly, less their zero point.
 #pragma once
 
 #include <cuda_fp16.h>

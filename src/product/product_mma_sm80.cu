@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// product_mma.h for sm_80 and newer: bytes come by cp.async into a ring of up to four stages, while the tensor
-// cores multiply 16 x 8 x 32 of them. FP8 is multiplied as such where the code is compiled for sm_89 or newer.
+// product_mma.h for sm_80 and newer: bytes come by cp.async into a ring of up to four stages, while the
+// tensor cores multiply 16 x 8 x 32 of them. FP8 is multiplied as such where the code is compiled for sm_89
+// or newer.
 #include "product/kernels.h"
 #include "product/product_mma.h"
 
