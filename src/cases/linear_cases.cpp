@@ -157,9 +157,10 @@ class LinearCase final : public OperationCase<qf_linear_args> {
 
     const std::vector<double> w = weight_.magnitudes();
     const std::vector<double> sums = sums_of_magnitudes(w), of_input = bounds_of_input(w);
+    const bool is_fp8_product = is_fp8(spec_.act_format) && is_fp8(spec_.weight.format);
     auto bound_of_sum = [&](int64_t i, int64_t j) {
       const auto at = static_cast<size_t>(i * n + j);
-      return sum_bound(k, sums[at]) + of_input[at];
+      return sum_bound(k, sums[at]) + of_input[at] + (is_fp8_product ? fp8_sum_bound(device, sums[at]) : 0);
     };
     expected_ = {};
     for (int64_t i = 0; i < m; ++i) {

@@ -7,10 +7,10 @@
 //     [--promoted--> totals] --> * scales, bias, activation, * up, + residual --stmatrix--> smem
 //     --box copies--> y
 //
-// A block has a producer warp and two warpgroups of consumers, each 64 tokens by kCols columns of y. The two
-// blocks of a pair have the same columns and neighbouring tokens; each brings half of the weight's rows to both. Blocks stay and take tile after tile. A warpgroup that has finished
-// its part of a tile writes it out while the other one still multiplies: the ring lets them be a few stages
-// apart.
+// A block has three warps that copy and two warpgroups of consumers, each 64 tokens by kCols columns of y. The two
+// blocks of a pair have the same columns and neighbouring tokens; each brings half of the weight's rows to
+// both. Blocks stay and take tile after tile. A warpgroup that has finished its part of a tile writes it out
+// while the other one still multiplies: the ring lets them be a few stages apart.
 //
 // The tensor cores add FP8 products with fewer bits than float32 has. So sums of 128 products are added to
 // totals in float32, scaled where the operands are scaled by blocks.
@@ -71,7 +71,7 @@ struct Shape {
 struct TileProblem {
   CUtensorMap x, w, y, residual;  // y and residual: where they are copied by boxes
   int64_t m, n_out;
-  int32_t token_blocks, col_blocks, k_blocks;  // tiles; of pairs of blocks where they share the other one
+  int32_t token_blocks, col_blocks, k_blocks;  // tiles; of tokens, those of a pair of blocks
   const float* x_scale;  // of token t and block b: x_scale[t * x_stride + b]; null: 1
   const float* w_scale;  // of row r and block b: w_scale[r / w_block_rows * w_stride + b]; null: 1
   int64_t x_stride, w_stride;
@@ -240,6 +240,7 @@ struct Ring {
   }
   // By every consumer warp: the first two lanes tell the two blocks.
   __device__ void give_back(int stage, int lane) const {
+    __syncwarp();
     if (lane < kPair) ptx::barrier_arrive_remote(ptx::address_in_block(smem.empty + 8 * stage, lane));
   }
 };
