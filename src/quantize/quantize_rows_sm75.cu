@@ -170,7 +170,6 @@ struct Held {
         if constexpr (kWidth == 8) *reinterpret_cast<uint32_t*>(s.q + at / 2) = codes;
         else *reinterpret_cast<uint16_t*>(s.q + at / 2) = static_cast<uint16_t>(codes);
         if (p.row_sums) sum += sum_of_nibbles<kWidth>(codes);
-        continue;
       } else {
         uint32_t codes[kWidth / 4];
 #pragma unroll
