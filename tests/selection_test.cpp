@@ -56,6 +56,10 @@ std::vector<Row> rows() {
   norm.m = 4, norm.n = 256, norm.out_format = QF_INT8;
   GatedActSpec gated;
   gated.m = 4, gated.n = 256, gated.out_format = QF_FP8_E4M3;
+  GatedActSpec gelu = gated;
+  gelu.is_ungated = true, gelu.activation = QF_GELU;
+  QuantizeSpec rotated = quantize(QF_INT4, {1, 128});
+  rotated.hadamard = 256;
   GptqQuantizeSpec gptq_int4;
   gptq_int4.n = 4, gptq_int4.k = 256;
   AwqSearchSpec awq;
@@ -75,6 +79,7 @@ std::vector<Row> rows() {
       row("int4 per group, searched", "quantize", quantize(QF_INT4, {1, 128}, QF_SCALE_MSE)),
       row("e4m3 in 128x128 blocks", "quantize", quantize(QF_FP8_E4M3, {128, 128})),
       row("int8 per column, searched", "", quantize(QF_INT8, {0, 1}, QF_SCALE_MSE)),
+      row("int4 per group, rotated", "quantize", rotated),
       row("int8 to f32", "dequantize", dequantize),
 
       row("int8 vector to int32", "scaled_mm_int_dot", product(QF_INT8, kI32, 1)),
@@ -107,6 +112,7 @@ std::vector<Row> rows() {
       row("gradient", "linear_backward", backward),
       row("norm to int8", "rms_norm", norm),
       row("silu-and-multiply to e4m3", "gated_act", gated),
+      row("gelu to e4m3", "gated_act", gelu),
       row("gptq to int4", "gptq_quantize", gptq_int4),
       row("awq for int4", "awq_search", awq),
   };

@@ -299,7 +299,7 @@ def per_token_group_quant_int8(
         x: ``[..., k]`` float32, float16 or bfloat16.
         group_size: at least 1; it need not divide k.
         row_sums: also return the int32 sum of codes of each row and group.
-        column_major_scales: the scale lies in memory as ``[groups, tokens]``, and is a transposed view of that.
+        column_major_scales: the scale lies in memory as ``[groups, tokens]``: a transposed view of that.
         out: memory for the outputs, in their order; the scale may be such a view.
 
     Returns:

@@ -30,8 +30,8 @@ struct Expected {
   std::vector<double> values, bounds;
 };
 
-// The same after the Hadamard rotation of every `size` columns, which divide n: a step rounds once, and what a
-// number was off by reaches every number of its run.
+// The same after the Hadamard rotation of every `size` columns, which divide n: a step rounds once, and what
+// a number was off by reaches every number of its run.
 void rotate_expected(Expected& expected, int64_t size);
 
 // A float output (rule 2).

@@ -4,12 +4,12 @@
 // and of a row in shared memory.
 //
 // In registers: a thread has kWidth neighbouring numbers, and the threads of a warp follow each other. Steps
-// below kWidth are the thread's own; for the others it gets its partner's number, and makes of the two the sum
-// or, in the upper lane of the pair, the difference.
+// below kWidth are the thread's own; for the others it gets its partner's number, and makes of the two the
+// sum or, in the upper lane of the pair, the difference.
 //
-// In shared memory: a pass takes kRadix numbers `stride` apart into registers, and does log2(kRadix) steps on them; with kRadix
-// = 8 a row of 4096 numbers goes through shared memory four times. One number in nine of it is padding: then
-// the threads of a warp are on different banks for strides of 1, 8 and from 64 on.
+// In shared memory: a pass takes kRadix numbers `stride` apart into registers, and does log2(kRadix) steps on
+// them; with kRadix = 8 a row of 4096 numbers goes through shared memory four times. One number in nine of it
+// is padding: then the threads of a warp are on different banks for strides of 1, 8 and from 64 on.
 #pragma once
 
 #include "formats/hadamard.h"

@@ -178,11 +178,17 @@ __device__ __forceinline__ RowPart<kIsBlock> part_at(const RowDivision& d, uint3
 }
 
 // Blocks of up to 512 threads with two vectors each are what many rows are divided into. Three of them to a
-// multiprocessor, 42 registers a thread, keep more bytes on their way than fewer with more registers.
+// multiprocessor, 42 registers a thread, keep more bytes on their way than fewer with more registers; sm_75
+// has room for two.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+inline constexpr int kBlocksOfMany = 2;
+#else
+inline constexpr int kBlocksOfMany = 3;
+#endif
 template <int kVecs, bool kIsBlock>
 struct Bounds {
   static constexpr int kThreads = !kIsBlock ? 256 : kVecs == 2 ? kMaxRowThreads / 2 : kMaxRowThreads;
-  static constexpr int kBlocks = kIsBlock && kVecs == 2 ? 3 : 1;
+  static constexpr int kBlocks = kIsBlock && kVecs == 2 ? kBlocksOfMany : 1;
 };
 
 template <class Source, int kVecs, bool kIsBlock>

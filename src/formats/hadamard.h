@@ -2,10 +2,10 @@
 //
 // The Hadamard rotation of `size` neighbouring numbers of a row, size a power of two:
 //   y = x H / sqrt(size),   H[i,j] = (-1)^(number of bits that i and j have in common)
-// H / sqrt(size) is symmetric and orthogonal, so it is its own inverse. By the fast transform in float32: log2
-// steps, at step s = 1, 2, 4, .. size / 2 every pair (i, i + s) becomes its sum and its difference, and in
-// the end each number is multiplied by 1 / sqrt(size). Each step rounds once, and no step depends on how the
-// pairs are divided: every kernel gives the same bits.
+// H / sqrt(size) is symmetric and orthogonal, so it is its own inverse. By the fast transform in float32:
+// at step s = 1, 2, 4, .. size / 2 every pair (i, i + s) becomes its sum and its difference, and in the end
+// each number is multiplied by 1 / sqrt(size). Each step rounds once, and no step depends on how the pairs
+// are divided: every kernel gives the same bits.
 #pragma once
 
 #include "formats/numbers.h"

@@ -2,13 +2,13 @@
 //
 // q[r,c] = saturate( round(x[r,c] * (1 / scale[R,C])) + zero[R,C] ),   R = r / block.rows, C = c / block.cols
 //
-// Every format, block and alignment: 2-D blocks, whole tensors, columns, groups of 4-bit codes that end within
-// a byte. What the other kernels do not take; weights are quantized so. x is read twice, in tiles of rows of
-// one band of blocks by 512 columns, of which a thread walks down two:
+// Every format, block and alignment: 2-D blocks, whole tensors, columns, groups of 4-bit codes that end
+// within a byte. What the other kernels do not take; weights are quantized so. x is read twice, in tiles of
+// rows of one band of blocks by 512 columns, of which a thread walks down two:
 //   clear    ranges, row sums <- 0
-//   range    x --max, min--> registers --> shared memory, one range per column block --atomic max--> workspace
+//   range    x --max, min--> regs --> smem, a range per column block --atomic max--> workspace
 //   scale    range --> scale, zero
-//   code     x, scale, zero --> a byte of two codes, or two bytes --> q;  integer sums --atomic add--> row_sums
+//   code     x, scale, zero --> a byte of two codes, or two bytes --> q;  sums --atomic add--> row_sums
 // The atomic operations are on integers (positive floats are ordered as their bits are): the order in which
 // they happen does not matter.
 #include "core/choose.h"

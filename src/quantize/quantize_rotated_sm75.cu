@@ -4,7 +4,8 @@
 // of every `hadamard` columns of x
 //
 // Runs of at most 32 vectors of 16 bytes that become 8-bit codes with float32 scales stay in registers
-// (cuda/produce_rows.h). Else a block takes a row, which stays in shared memory as float32 between its rotation and its codes:
+// (cuda/produce_rows.h). Else a block takes a row, which stays in shared memory as float32 between its
+// rotation and its codes:
 //   gmem x --> smem --rotate (cuda/hadamard.h)--> smem --max--> scale;  smem --> codes --> gmem q
 // The groups of a row are divided among the warps; those of more than 1024 columns are the whole block's. A
 // thread encodes two neighbouring numbers at a time, which are one byte of 4-bit codes.

@@ -2,9 +2,9 @@
 //
 // q[r,c] = saturate( round(x[r,c] * (1 / scale[r,C])) + zero[r,C] ),  C = c / group      x: f32 | f16 | bf16
 //
-// Codes per token, per group within a token, and static per tensor: what a W8A8 layer needs of its activations,
-// and what the groups of a weight are quantized by. The kernel is bound by memory, so a number is read once: it stays in registers between the
-// search for the largest magnitude and the encoding.
+// Codes per token, per group within a token, and static per tensor: what a W8A8 layer needs of its
+// activations, and what the groups of a weight are quantized by. The kernel is bound by memory, so a number
+// is read once: it stays in registers between the search for the largest magnitude and the encoding.
 //   gmem x --16 bytes a thread--> regs --max--> shuffles, smem --> scale --> codes in regs --> gmem q
 //
 // A segment is what shares a scale. Short ones (a group, a short row) go to a team of 1 to 32 lanes of a
@@ -170,7 +170,6 @@ struct Held {
         if constexpr (kWidth == 8) *reinterpret_cast<uint32_t*>(s.q + at / 2) = codes;
         else *reinterpret_cast<uint16_t*>(s.q + at / 2) = static_cast<uint16_t>(codes);
         if (p.row_sums) sum += sum_of_nibbles<kWidth>(codes);
-        continue;
       } else {
         uint32_t codes[kWidth / 4];
 #pragma unroll

@@ -41,8 +41,8 @@ struct Norm {
   __device__ __forceinline__ void produce(const Part& part, float (&v)[kVecs][kWidth],
                                           RowScratch& scratch) const {
     load(part, v);
-    // For few rows the gain is on its way while the squares are summed. For many it is in the L1 cache, and its
-    // registers are better spent on more threads.
+    // For few rows the gain is on its way while the squares are summed. For many it is in the L1 cache, and
+    // its registers are better spent on more threads.
     const uint4 ahead = kVecs == 1 ? gain_vector(part.template column<kWidth>(0), part.end) : uint4{};
     const float factor = factor_of(part, v, scratch);
 #pragma unroll

@@ -262,6 +262,22 @@ void test_producers() {
   expect(near(back, expected, 16.0 / 127), "gated_act to INT8");
 
   const std::vector<float> gain(n, 2.0f), h(x.begin(), x.begin() + m * n);
+  for (int64_t i = 0; i < m * n; ++i) expected[i] = h[i] > 0 ? h[i] : 0;
+  activate(ConstTensor(h, {m, n}), Tensor(y, {m, n}), Activation::relu);
+  expect(near(y, expected, 0), "activate");
+
+  // Rotated twice, numbers are what they were.
+  QuantizeOptions rotation;
+  rotation.hadamard = n;
+  std::vector<float> fine(m * n);
+  const Block each = per_group(1);
+  back = h;
+  for (int i = 0; i < 2; ++i) {
+    quantize(Tensor(back, {m, n}), Tensor(q, {m, n}), Tensor(fine, {m, n}), Format::int8, each, rotation);
+    dequantize(Tensor(q, {m, n}), Tensor(fine, {m, n}), Tensor(back, {m, n}), Format::int8, each);
+    expect(near(back, h, 1e-4) == (i == 1), "quantize with a rotation");
+  }
+
   RmsNormOptions options;
   options.gain = ConstTensor(gain, {n});
   options.eps = 1e-5;

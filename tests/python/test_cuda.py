@@ -31,7 +31,7 @@ def test_same_bits_as_on_the_cpu(shape, dtype):
         assert torch.equal(q.cpu().view(torch.uint8), expected_q.view(torch.uint8))
 
 
-@pytest.mark.parametrize("format", ["int8", "int4", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1", "nf4", "mxfp4", "mxfp8"])
+@pytest.mark.parametrize("format", ["int8", "int4", "fp8_e4m3", "fp8_e5m2", "nf4", "mxfp4", "mxfp8"])
 @pytest.mark.parametrize("block", [(1, 0), (1, 32), (1, 33), (0, 0), (0, 1), (128, 128)])
 @pytest.mark.parametrize("options", [{}, {"symmetric": False, "row_sums": True}, {"hadamard": 64}], ids=str)
 def test_every_format_and_block_as_on_the_cpu(format, block, options):
@@ -50,7 +50,7 @@ def test_every_format_and_block_as_on_the_cpu(format, block, options):
 
 
 def test_the_search_for_scales_says_that_it_is_for_the_cpu():
-    with pytest.raises(NotImplementedError, match="MSE search is for weights, which are quantized on the CPU"):
+    with pytest.raises(NotImplementedError, match="weights, which are quantized on the CPU"):
         qf.quantize_tensor(torch.randn(4, 64, device="cuda"), "int4", block=(1, 32), mse=True)
 
 
@@ -90,7 +90,8 @@ def test_the_norm_module_runs_our_kernel(quant):
     got, expected = norm(x), qf.rms_norm(x, norm.weight.detach(), norm.eps, out_quant=quant)
     if quant is None:
         got, expected = (got, norm.weight), (expected, norm.weight)
-    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(got, expected, strict=True))
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     assert "_sm" in qf.explain(qf.rms_norm, x)["chosen"]
 
 
