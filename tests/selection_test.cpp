@@ -225,7 +225,8 @@ TEST(Selection, OfProductsOnCuda) {
     }
   }
   // Many tokens, formats and scales that wgmma takes, rows at multiples of 16 bytes.
-  const std::vector<std::string> of_many = {"scaled_mm_wgmma_sm90", "scaled_mm_mma_sm80", "scaled_mm_mma_sm75"};
+  const std::vector<std::string> of_many = {"scaled_mm_wgmma_sm90", "scaled_mm_mma_sm80",
+                                            "scaled_mm_mma_sm75"};
   const std::vector<std::string> of_many_tokens = {"linear_product_sm90", "linear_product_sm80",
                                                    "linear_product_sm75"};
   for (const qf_format format : {QF_INT8, QF_FP8_E4M3}) {

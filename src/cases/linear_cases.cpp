@@ -311,7 +311,8 @@ LinearSpec random_many_tokens_spec(Random& random) {
   s.weight.format = s.act_format;
   s.weight.block = is_blocks ? qf_block{128, 128} : random.pick<qf_block>({{1, 0}, {0, 0}});
   s.weight.is_asymmetric = s.weight.has_e8m0_scale = false;
-  s.n = s.weight.is_gated ? 128 * random.pick<int64_t>({1, 2, 3, 5}) : 8 * random.pick<int64_t>({1, 8, 31, 33, 70});
+  s.n = s.weight.is_gated ? 128 * random.pick<int64_t>({1, 2, 3, 5})
+                          : 8 * random.pick<int64_t>({1, 8, 31, 33, 70});
   s.k = 16 * random.pick<int64_t>({1, 7, 8, 9, 24, 41});
   s.row_padding = 0;
   s.has_residual_in_y = !s.has_residual && s.out_format == QF_FORMAT_NONE && random.chance(30);

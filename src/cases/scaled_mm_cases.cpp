@@ -265,11 +265,13 @@ std::vector<CasePtr> scaled_mm_test_cases() {
   list.fill_up(500, [&] {
     ScaledMmSpec s = random_spec(random);
     s.a_format = s.b_format = random.pick({QF_INT8, QF_FP8_E4M3});
-    s.out = is_integer(s.a_format) ? random.pick({kI32, kF32, kF16, kBf16}) : random.pick({kF32, kF16, kBf16});
+    s.out =
+        is_integer(s.a_format) ? random.pick({kI32, kF32, kF16, kBf16}) : random.pick({kF32, kF16, kBf16});
     s.has_scales = s.out.code != kI32.code;
     s.b_order = QF_NK;
     s.a_block = random.pick<qf_block>({{1, 0}, {0, 0}, {1, 128}});
-    s.b_block = s.a_block.cols == 128 ? qf_block{128, 128} : random.pick<qf_block>({{1, 0}, {0, 0}, {128, 0}});
+    s.b_block =
+        s.a_block.cols == 128 ? qf_block{128, 128} : random.pick<qf_block>({{1, 0}, {0, 0}, {128, 0}});
     s.has_a_zero = s.has_b_zero = false;
     s.has_bias = s.has_scales && random.chance(40);
     s.m = random.pick<int64_t>({65, 127, 128, 129, 255, 256, 257});

@@ -62,8 +62,8 @@ void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-// How cuBLASLt names a product, and which bits of its 16-bit words are drawn: the data is random, because a GPU
-// draws less power, and runs faster, where the bits do not change.
+// How cuBLASLt names a product, and which bits of its 16-bit words are drawn: the data is random, because a
+// GPU draws less power, and runs faster, where the bits do not change.
 struct Kind {
   const char* name;
   cudaDataType_t in, out, scale;
@@ -178,8 +178,9 @@ std::unique_ptr<GpuBaseline> make_gpu_baseline(int id, const Shape& shape, GpuNu
   if (!api()) return nullptr;
   check(cudaSetDevice(id));
   const Kind kind = kind_of(numbers);
-  const double bytes = static_cast<double>(kind.in_bytes()) * static_cast<double>((shape.m + shape.n) * shape.k) +
-                       static_cast<double>(kind.out_bytes()) * static_cast<double>(shape.m * shape.n);
+  const double bytes =
+      static_cast<double>(kind.in_bytes()) * static_cast<double>((shape.m + shape.n) * shape.k) +
+      static_cast<double>(kind.out_bytes()) * static_cast<double>(shape.m * shape.n);
   const int copies = copies_beyond_cache(bytes, cache_bytes);
   auto baseline = std::make_unique<CublasLt>(shape, kind, copies);
   if (!baseline->has_algorithm) return nullptr;

@@ -74,7 +74,7 @@ std::vector<Spec> h200_suite();
 std::vector<Spec> producers_suite();
 // Products of 8-bit codes.
 std::vector<Spec> products_suite();  // a part of it, on any device
-std::vector<Chain> h200_chains();     // the layers of a decoder block
+std::vector<Chain> h200_chains();    // the layers of a decoder block
 
 // Quantizing and importing checkpoints, against the machine's copy rate.
 int run_checkpoint_bench(const BenchOptions&);

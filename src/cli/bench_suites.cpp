@@ -95,9 +95,8 @@ void add_producers(Suite& suite) {
   }
 }
 
-constexpr Layer kLayers[] = {{"8B.qkv", 6144, 4096},       {"8B.o", 4096, 4096},
-                             {"8B.gate_up", 28672, 4096},  {"8B.down", 4096, 14336},
-                             {"7B.ffn", 11008, 4096},      {"70B.gate_up", 57344, 8192},
+constexpr Layer kLayers[] = {{"8B.qkv", 6144, 4096},   {"8B.o", 4096, 4096},    {"8B.gate_up", 28672, 4096},
+                             {"8B.down", 4096, 14336}, {"7B.ffn", 11008, 4096}, {"70B.gate_up", 57344, 8192},
                              {"70B.down", 8192, 28672}};
 
 // Products of codes: a scale for each row of both, and scales of blocks of 128; layers with activations.

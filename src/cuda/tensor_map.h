@@ -19,8 +19,9 @@ inline CUtensorMapDataType map_type(DType dtype) {
                                : CU_TENSOR_MAP_DATA_TYPE_UINT8;  // codes
 }
 
-// Boxes of a tensor, first dimension contiguous, the others at `strides` bytes. Their rows are at most 128 bytes
-// and come swizzled, as wgmma wants them. The tensor begins, and so do its rows, at multiples of 16 bytes.
+// Boxes of a tensor, first dimension contiguous, the others at `strides` bytes. Their rows are at most 128
+// bytes and come swizzled, as wgmma wants them. The tensor begins, and so do its rows, at multiples of 16
+// bytes.
 template <size_t kRank>
 CUtensorMap tensor_map(CUtensorMapDataType type, const void* data, const std::array<int64_t, kRank>& sizes,
                        const std::array<int64_t, kRank - 1>& strides, const std::array<int, kRank>& box) {
@@ -51,7 +52,8 @@ CUtensorMap tensor_map(CUtensorMapDataType type, const void* data, const std::ar
 // Boxes of `rows` x 128 bytes of a matrix of 16-bit floats or of codes.
 inline CUtensorMap row_boxes(const Matrix& x, int rows) {
   const int bytes = static_cast<int>(dtype_bytes(x.dtype));
-  return tensor_map<2>(map_type(x.dtype), x.data, {x.cols, x.rows}, {x.row_stride * bytes}, {128 / bytes, rows});
+  return tensor_map<2>(map_type(x.dtype), x.data, {x.cols, x.rows}, {x.row_stride * bytes},
+                       {128 / bytes, rows});
 }
 
 // Whether there are maps of a matrix: it and its rows begin at multiples of 16 bytes.

@@ -181,16 +181,17 @@ static __device__ __noinline__ void finish_device(const P& p, float* staged, int
 
 // Runs the steps; product(problem, staged) launches the kernel, which itself makes y where `finishes_y`.
 template <class Product>
-void launch_canonical(const Problem& p, const Launch& launch, const Product& product, bool finishes_y = false) {
+void launch_canonical(const Problem& p, const Launch& launch, const Product& product,
+                      bool finishes_y = false) {
   const CanonicalPlan plan = plan_canonical(p, finishes_y);
   char* workspace = static_cast<char*>(launch.workspace);
   const auto matrix = [](void* data, int64_t rows, int64_t cols, DType dtype) {
     return Matrix{data, rows, cols, cols, dtype};
   };
-  const auto quantize_rows = [&](const Matrix& x, const Matrix& q, const Matrix& scale, qf_format format,
-                                 int64_t group) {
+  const auto quantize_rows = [&](const Matrix& x, const Matrix& q, const Matrix& scale,
+                                 int64_t scale_col_stride, qf_format format, int64_t group) {
     quantize::Problem step = {};
-    step.x = x, step.q = q, step.scale = scale;
+    step.x = x, step.q = q, step.scale = scale, step.scale_col_stride = scale_col_stride;
     step.format = format, step.mode = QF_SCALE_DYNAMIC, step.block = {1, group};
     step.rows = x.rows, step.cols = x.cols, step.device = p.device;
     quantize_rows_sm75::entry.launch(step, launch);
@@ -200,12 +201,13 @@ void launch_canonical(const Problem& p, const Launch& launch, const Product& pro
   if (plan.quantizes_x && p.k > 0) {
     product_problem.x = matrix(workspace + plan.x_codes, p.m, p.k, DType::u8);
     product_problem.x_scale = matrix(workspace + plan.x_scale, p.m, ceil_div(p.k, p.act_group), DType::f32);
-    quantize_rows(p.x, product_problem.x, product_problem.x_scale, p.act_format, p.act_group);
+    quantize_rows(p.x, product_problem.x, product_problem.x_scale, 1, p.act_format, p.act_group);
   }
   auto* staged = plan.quantizes_y ? reinterpret_cast<float*>(workspace + plan.result) : nullptr;
   product(product_problem, staged);
   if (plan.quantizes_y) {
-    quantize_rows(matrix(staged, p.m, p.n_out, DType::f32), p.out.y, p.out.scale, p.out.format, p.out.group);
+    quantize_rows(matrix(staged, p.m, p.n_out, DType::f32), p.out.y, p.out.scale, p.out.scale_col_stride,
+                  p.out.format, p.out.group);
   }
 }
 

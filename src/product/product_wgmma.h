@@ -7,18 +7,18 @@
 //     [--promoted--> totals] --> * scales, bias, activation, * up, + residual --stmatrix--> smem
 //     --box copies--> y
 //
-// A block has three warps that copy and two warpgroups of consumers, each 64 tokens by kCols columns of y. The two
-// blocks of a pair have the same columns and neighbouring tokens; each brings half of the weight's rows to
-// both. Blocks stay and take tile after tile. A warpgroup that has finished its part of a tile writes it out
-// while the other one still multiplies: the ring lets them be a few stages apart.
+// A block has three warps that copy and two warpgroups of consumers, each 64 tokens by kCols columns of y.
+// The two blocks of a pair have the same columns and neighbouring tokens; each brings half of the weight's
+// rows to both. Blocks stay and take tile after tile. A warpgroup that has finished its part of a tile writes
+// it out while the other one still multiplies: the ring lets them be a few stages apart.
 //
 // The tensor cores add FP8 products with fewer bits than float32 has. So sums of 128 products are added to
 // totals in float32, scaled where the operands are scaled by blocks.
 //
 // Of a gated weight a tile has 8 gate rows and their 8 up rows in turn, so that a thread has both.
 //
-// What limits it is shared memory: at full speed wgmma reads 80 of the 128 bytes that it gives in a cycle, and the
-// copies write 48.
+// What limits it is shared memory: at full speed wgmma reads 80 of the 128 bytes that it gives in a cycle,
+// and the copies write 48.
 #pragma once
 
 #include <cuda.h>
@@ -41,11 +41,11 @@
 
 namespace quantfuse::product {
 
-constexpr int kGroupTokens = 64;             // of a warpgroup
-constexpr int kBlockK = 128, kSteps = 4;     // 128 bytes: what a swizzled row has; of 32, what wgmma takes
-constexpr int kConsumers = 2;                   // warpgroups
-constexpr int kTurn = 1;                        // first of their named barriers
-constexpr int kPair = 2;                        // blocks of a cluster
+constexpr int kGroupTokens = 64;          // of a warpgroup
+constexpr int kBlockK = 128, kSteps = 4;  // 128 bytes: what a swizzled row has; of 32, what wgmma takes
+constexpr int kConsumers = 2;             // warpgroups
+constexpr int kTurn = 1;                  // first of their named barriers
+constexpr int kPair = 2;                  // blocks of a cluster
 constexpr int kWarpTokens = 16, kBoxRowBytes = 128;  // of a box of y, as a warp stores it
 
 enum class Scaling { whole, blocks };  // scales that are the same for all k, or one for each 128 of k
@@ -72,7 +72,7 @@ struct TileProblem {
   CUtensorMap x, w, y, residual;  // y and residual: where they are copied by boxes
   int64_t m, n_out;
   int32_t token_blocks, col_blocks, k_blocks;  // tiles; of tokens, those of a pair of blocks
-  const float* x_scale;  // of token t and block b: x_scale[t * x_stride + b]; null: 1
+  const float* x_scale;                        // of token t and block b: x_scale[t * x_stride + b]; null: 1
   const float* w_scale;  // of row r and block b: w_scale[r / w_block_rows * w_stride + b]; null: 1
   int64_t x_stride, w_stride;
   int32_t w_block_rows;
@@ -84,6 +84,7 @@ struct TileProblem {
   bool has_dynamic_scale;  // of codes: written for each token and 128 columns, or one that is read
   float* out_scale;
   int32_t out_groups;
+  int64_t out_scale_row_stride, out_scale_col_stride;
 };
 
 // ---- The tiles ----
@@ -121,8 +122,8 @@ struct Smem {
   __device__ uint32_t x_at(int stage) const { return ring + stage * S::kStageBytes; }
   __device__ uint32_t weight_at(int stage) const { return x_at(stage) + S::kXBytes; }
   __device__ uint32_t scales_at(int stage) const { return scales + stage * S::kScaleBytes; }
-  static constexpr int kBytes = S::kStages * (S::kStageBytes + S::kScaleBytes) + S::kStagedBytes + 2 * S::kFactorBytes +
-                                16 * S::kStages + 32 + kConsumers * 4 * 8;
+  static constexpr int kBytes = S::kStages * (S::kStageBytes + S::kScaleBytes) + S::kStagedBytes +
+                                2 * S::kFactorBytes + 16 * S::kStages + 32 + kConsumers * 4 * 8;
 };
 
 // Which of all tiles are this block's.
@@ -142,8 +143,8 @@ __device__ void produce(const TileProblem& p, const Smem<S>& smem, const Share& 
   const auto copy_weight = [&](const TilePlace& tile, int k, int stage) {
     const int row = tile.col_block * S::kCols + share.rank * kHalfCols;
     const int plain_row = p.is_gated ? 0 : row, gated_row = p.is_gated ? row / 16 : 0;
-    ptx::box_copy_to_pair(smem.weight_at(stage) + share.rank * kHalfCols * kBlockK, p.w, k * kBlockK, plain_row, 0,
-                          gated_row, smem.full + 8 * stage);
+    ptx::box_copy_to_pair(smem.weight_at(stage) + share.rank * kHalfCols * kBlockK, p.w, k * kBlockK,
+                          plain_row, 0, gated_row, smem.full + 8 * stage);
   };
   ptx::wait_for_previous_kernel();
   Cursor cursor;
@@ -160,7 +161,8 @@ __device__ void produce(const TileProblem& p, const Smem<S>& smem, const Share& 
 
 // ---- Scales of blocks: one warp ----
 
-// [token], then [128 columns][gate or up]: as they lie in memory, copied one by one, as far ahead as the ring.
+// [token], then [128 columns][gate or up]: as they lie in memory, copied one by one, as far ahead as the
+// ring.
 template <class S>
 __device__ void produce_scales(const TileProblem& p, const Smem<S>& smem, const Share& share, int lane) {
   ptx::wait_for_previous_kernel();
@@ -268,7 +270,7 @@ struct Consumer {
   // Integer sums are exact for as long as they last; all else is promoted to totals.
   static constexpr bool kPromotes = !N::kIsInteger || kScaling == Scaling::blocks;
   using Total = std::conditional_t<kPromotes, float, int32_t>;
-  int group, warp, lane;  // the warpgroup, its warp, and the warp's lane
+  int group, warp, lane;     // the warpgroup, its warp, and the warp's lane
   uint32_t residual_parity;  // of the warp's barrier
   Total totals[S::kSums];
 
@@ -285,7 +287,8 @@ struct Consumer {
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
       const int stage = ring.take();
-      const uint32_t x = ring.smem.x_at(stage) + group * kGroupTokens * kBlockK, w = ring.smem.weight_at(stage);
+      const uint32_t x = ring.smem.x_at(stage) + group * kGroupTokens * kBlockK,
+                     w = ring.smem.weight_at(stage);
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -300,8 +303,8 @@ struct Consumer {
     ring.give_back(before, lane);
   }
 
-  // Beside the totals there is room for the sums of half of the columns. The two warpgroups take turns: one has
-  // the tensor cores for these while the other adds its last ones to the totals.
+  // Beside the totals there is room for the sums of half of the columns. The two warpgroups take turns: one
+  // has the tensor cores for these while the other adds its last ones to the totals.
   __device__ __forceinline__ void multiply_promoting(Ring<S>& ring, int count) {
     constexpr int kPartCols = 128, kParts = S::kCols / kPartCols, kPartSums = kPartCols / 2;
     BlockScales<S> scales = {};
@@ -310,7 +313,8 @@ struct Consumer {
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
       const int stage = ring.take();
-      const uint32_t x = ring.smem.x_at(stage) + group * kGroupTokens * kBlockK, w = ring.smem.weight_at(stage);
+      const uint32_t x = ring.smem.x_at(stage) + group * kGroupTokens * kBlockK,
+                     w = ring.smem.weight_at(stage);
       if constexpr (kScaling == Scaling::blocks) load_scales(ring.smem.scales_at(stage), scales);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -319,8 +323,8 @@ struct Consumer {
         ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-          N::multiply(sums, ptx::swizzled_rows(x, step), ptx::swizzled_rows(w + part * kPartCols * kBlockK, step),
-                      step);
+          N::multiply(sums, ptx::swizzled_rows(x, step),
+                      ptx::swizzled_rows(w + part * kPartCols * kBlockK, step), step);
         }
         ptx::wgmma_commit();
         ptx::named_barrier_arrive(kTurn + (group ^ 1), 128 * kConsumers);
@@ -369,7 +373,8 @@ struct Activate {
   }
   __device__ __forceinline__ float operator()(float v) const {
     if constexpr (kAct == Act::identity) return v;
-    else if constexpr (kAct == Act::sigmoid) return __fdividef(v, 1.0f + __expf(-v * fmaf(cubic * v, v, linear)));
+    else if constexpr (kAct == Act::sigmoid)
+      return __fdividef(v, 1.0f + __expf(-v * fmaf(cubic * v, v, linear)));
     else return is_relu ? (v < 0 ? 0.0f : v) : gelu(v);  // NaN stays
   }
   // erfc(z), z > 0, as exp(-z^2) times a polynomial in 1 / (1 + 0.33 z) (Abramowitz and Stegun, 7.1.26).
@@ -384,8 +389,8 @@ struct Activate {
   }
 };
 
-// A warp's part of a tile of y: 16 tokens. First the sums become the numbers of y, in registers, then these go
-// where they belong. Thread 4 g + q has columns 8 u + 2 q, + 1 of tokens g and g + 8 in v[4 u .. 4 u + 3].
+// A warp's part of a tile of y: 16 tokens. First the sums become the numbers of y, in registers, then these
+// go where they belong. Thread 4 g + q has columns 8 u + 2 q, + 1 of tokens g and g + 8 in v[4 u .. 4 u + 3].
 template <class S, class N, Scaling kScaling>
 struct Finisher {
   const TileProblem& p;
@@ -402,9 +407,12 @@ struct Finisher {
   __device__ uint32_t wait_for_box(int index) const {
     if (consumer.lane == 0) ptx::wait_stores_read<S::kBoxes - 1>();
     __syncwarp();
-    return smem.staged + ((consumer.group * 4 + consumer.warp) * S::kBoxes + index % S::kBoxes) * S::kBoxBytes;
+    return smem.staged +
+           ((consumer.group * 4 + consumer.warp) * S::kBoxes + index % S::kBoxes) * S::kBoxBytes;
   }
-  __device__ static uint32_t piece(int token, int at) { return token * kBoxRowBytes + ((at ^ token % 8) << 4); }
+  __device__ static uint32_t piece(int token, int at) {
+    return token * kBoxRowBytes + ((at ^ token % 8) << 4);
+  }
   __device__ __forceinline__ void store_box(uint32_t from, int column) const {
     ptx::copy_fence();
     __syncwarp();
@@ -431,8 +439,8 @@ struct Finisher {
   }
   // The numbers of a unit of 8 columns of y.
   template <Act kAct, bool kIsGated>
-  __device__ __forceinline__ void finish_unit(int unit, const Activate<kAct>& activate, const float (&token_scale)[2],
-                                              float (&v)[4]) const {
+  __device__ __forceinline__ void finish_unit(int unit, const Activate<kAct>& activate,
+                                              const float (&token_scale)[2], float (&v)[4]) const {
     scale(kIsGated ? 2 * unit : unit, token_scale, v);
 #pragma unroll
     for (float& value : v) value = activate(value);
@@ -503,7 +511,8 @@ struct Finisher {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float* values = v + first / 2 + half * 2;
-        const float inverse = 1.0f / (p.has_dynamic_scale ? choose_scale<kFormat>(values, half, first) : *p.out_scale);
+        const float inverse =
+            1.0f / (p.has_dynamic_scale ? choose_scale<kFormat>(values, half, first) : *p.out_scale);
 #pragma unroll
         for (int unit = 0; unit < kBoxCols / 8; ++unit) {
           const uint32_t at = to + piece(lane / 4 + half * 8, unit / 2) + unit % 2 * 8 + lane % 4 * 2;
@@ -526,7 +535,8 @@ struct Finisher {
         quantizer_from_range(ScaleKind::symmetric, code_range(kFormat), -largest, largest).scale;
     const int64_t token = int64_t{first_token()} + half * 8;
     const int group = (first_col() + first) / 128;
-    if (consumer.lane % 4 == 0 && token < p.m && group < p.out_groups) p.out_scale[token * p.out_groups + group] = scale;
+    if (consumer.lane % 4 == 0 && token < p.m && group < p.out_groups)
+      p.out_scale[token * p.out_scale_row_stride + group * p.out_scale_col_stride] = scale;
     return scale;
   }
 

@@ -21,8 +21,8 @@ bool is_whole(const Operand& o, int64_t k) { return !o.scale || o.block.cols >= 
 
 // Scales of a token and 128 of k, and of 128 rows, or several times as many, and 128 of k.
 bool has_blocks(const Product& p) {
-  return p.a.scale && p.b.scale && p.a.block.rows == 1 && p.a.block.cols == kBlockK && p.b.block.cols == kBlockK &&
-         p.b.block.rows % kBlockK == 0;
+  return p.a.scale && p.b.scale && p.a.block.rows == 1 && p.a.block.cols == kBlockK &&
+         p.b.block.cols == kBlockK && p.b.block.rows % kBlockK == 0;
 }
 
 TileProblem make_problem(const Product& p, float* staged) {
@@ -43,7 +43,8 @@ TileProblem make_problem(const Product& p, float* staged) {
                         {kBlockK, kHalf, 1, 1});
   }
 
-  t.x_scale = static_cast<const float*>(p.a.scale.data), t.w_scale = static_cast<const float*>(p.b.scale.data);
+  t.x_scale = static_cast<const float*>(p.a.scale.data),
+  t.w_scale = static_cast<const float*>(p.b.scale.data);
   t.x_stride = is_whole(p.a, p.k) ? (p.a.block.rows == 1 ? 1 : 0) : p.a.scale.cols;
   t.w_stride = p.b.scale ? p.b.scale.cols : 0;
   t.w_block_rows = static_cast<int32_t>(p.b.block.rows);
@@ -56,6 +57,7 @@ TileProblem make_problem(const Product& p, float* staged) {
   t.out = p.out.y;
   t.out_format = p.out.format, t.has_dynamic_scale = !p.out.is_static;
   t.out_scale = static_cast<float*>(p.out.scale.data), t.out_groups = static_cast<int32_t>(p.out.scale.cols);
+  t.out_scale_row_stride = p.out.scale.row_stride, t.out_scale_col_stride = p.out.scale_col_stride;
   if (dtype_bytes(t.out.dtype) < 4) t.y = row_boxes(t.out, kWarpTokens);
   if (p.residual) t.residual = row_boxes(p.residual, kWarpTokens), t.has_residual = true;
   return t;
@@ -64,7 +66,8 @@ TileProblem make_problem(const Product& p, float* staged) {
 }  // namespace
 
 bool quantizes(const Output& out) {
-  return out.is_quantized() && out.format != QF_FP8_E5M2 && (out.is_static || out.group == 128) && has_boxes(out.y);
+  return out.is_quantized() && out.format != QF_FP8_E5M2 && (out.is_static || out.group == 128) &&
+         has_boxes(out.y);
 }
 
 Requirements accepts(const Product& p) {
@@ -82,10 +85,12 @@ Requirements accepts(const Product& p) {
       .require(has_boxes(p.b.codes), "rows of b do not begin at multiples of 16 bytes")
       .require(!p.b.scale || p.b.scale.dtype == DType::f32, "the scales are not float32")
       .require(is_whole_k || has_blocks(p), "the scales are neither whole along k nor of blocks of 128")
-      .require(!p.has_gate || p.n_out % (is_whole_k ? 8 : 64) == 0, "gate rows are not a multiple of 8, or 64")
+      .require(!p.has_gate || p.n_out % (is_whole_k ? 8 : 64) == 0,
+               "gate rows are not a multiple of 8, or 64")
       .require(p.out.is_quantized() || !is_half || has_boxes(p.out.y),
                "rows of y do not begin at multiples of 16 bytes")
-      .require(p.out.y.dtype != DType::f32 || p.activation != QF_GELU, "y is float32, and the activation GELU")
+      .require(p.out.y.dtype != DType::f32 || p.activation != QF_GELU,
+               "y is float32, and the activation GELU")
       .require(!p.residual || (is_half && !p.out.is_quantized() && p.residual.dtype == p.out.y.dtype &&
                                has_boxes(p.residual)),
                "the residual is not of y's type, or not at multiples of 16 bytes");

@@ -19,9 +19,9 @@ struct Problem {
   Matrix row_sums;  // [rows, col blocks] i32; absent: not wanted
   qf_format format;
   qf_scale_mode mode;
-  int64_t scale_col_stride;  // not 1: scale lies in memory as [col blocks, row blocks]
-  int64_t hadamard;          // columns that are rotated together before they are quantized; 0: none
-  qf_block block;            // whole dimensions resolved: never 0 where the matrix is not empty
+  int64_t scale_col_stride = 1;  // not 1: scale lies in memory as [col blocks, row blocks]
+  int64_t hadamard;              // columns that are rotated together before they are quantized; 0: none
+  qf_block block;                // whole dimensions resolved: never 0 where the matrix is not empty
   int64_t rows, cols;
   qf_device device;
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// 8 x 8 matrices of 16-bit numbers to shared memory (stmatrix: PTX ISA 7.8, sm_90), and pairs of such numbers.
-// Lane 4 g + q has columns 2 q, 2 q + 1 of row g.
+// 8 x 8 matrices of 16-bit numbers to shared memory (stmatrix: PTX ISA 7.8, sm_90), and pairs of such
+// numbers. Lane 4 g + q has columns 2 q, 2 q + 1 of row g.
 #pragma once
 
 #include <cstdint>
-
 
 namespace quantfuse::ptx {
 
