@@ -306,6 +306,7 @@ LinearSpec random_product_spec(Random& random, int64_t tokens) {
 LinearSpec random_many_tokens_spec(Random& random) {
   LinearSpec s = random_product_spec(random, random.pick<int64_t>({65, 127, 128, 129, 255, 257, 300}));
   const bool is_blocks = random.chance(50);
+  s.dtype = random.pick({kF16, kBf16, kF32});
   s.act_format = random.pick({QF_INT8, QF_FP8_E4M3});
   s.act_group = is_blocks ? 128 : 0;
   s.weight.format = s.act_format;

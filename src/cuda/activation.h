@@ -10,6 +10,10 @@
 
 namespace quantfuse {
 
+// x sigmoid(u) is x / (1 + 2^y): of SiLU y = -log2(e) x; of GELU's tanh form y = x (linear + cubic x^2), where
+// u = 2 sqrt(2/pi) (x + 0.044715 x^3).
+inline constexpr float kLog2E = 1.44269504f, kGeluTanhLinear = -2.3022082f, kGeluTanhCubic = -0.10294324f;
+
 // x / (1 + 2^y); 0 where 2^y overflows.
 __device__ __forceinline__ float over_one_plus_exp2(float x, float y) {
   return x * ptx::reciprocal_approx(1.0f + ptx::exp2_approx(y));
@@ -24,7 +28,7 @@ __device__ __forceinline__ float gelu(float x) {
   p = fmaf(p, t, 1.421413741f);
   p = fmaf(p, t, -0.284496736f);
   p = fmaf(p, t, 0.254829592f);
-  const float q = 0.5f * p * t * ptx::exp2_approx(-1.44269504f * z * z);
+  const float q = 0.5f * p * t * ptx::exp2_approx(-kLog2E * z * z);
   return x * (x < 0 ? q : 1.0f - q);
 }
 
@@ -39,15 +43,15 @@ __device__ __forceinline__ void activate(qf_activation kind, float (&x)[kCount])
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[i] = gelu(x[i]);
       return;
-    case QF_GELU_TANH:  // x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3), and 2^y in place of e^-2u
+    case QF_GELU_TANH:
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        x[i] = over_one_plus_exp2(x[i], x[i] * fmaf(-0.10294324f, x[i] * x[i], -2.3022082f));
+        x[i] = over_one_plus_exp2(x[i], x[i] * fmaf(kGeluTanhCubic, x[i] * x[i], kGeluTanhLinear));
       }
       return;
     case QF_SILU:
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) x[i] = over_one_plus_exp2(x[i], -1.44269504f * x[i]);
+      for (int i = 0; i < kCount; ++i) x[i] = over_one_plus_exp2(x[i], -kLog2E * x[i]);
       return;
     default: return;
   }

@@ -27,6 +27,7 @@
 #include <type_traits>
 
 #include "core/element.h"
+#include "cuda/activation.h"
 #include "cuda/cursor.h"
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
@@ -58,8 +59,8 @@ struct Shape {
   static constexpr int kXBytes = kTokens * kBlockK, kWeightBytes = kCols * kBlockK;
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
   static constexpr int kScaleBytes = kTokens * 4 + kCols / 128 * 8;  // of a stage
-  static constexpr int kBoxes = 1, kBoxBytes = kWarpTokens * kBoxRowBytes;
-  static constexpr int kStagedBytes = kBoxes * kConsumers * 4 * kBoxBytes;
+  static constexpr int kBoxBytes = kWarpTokens * kBoxRowBytes;
+  static constexpr int kStagedBytes = kConsumers * 4 * kBoxBytes;
   static constexpr int kFactorBytes = kCols * 8 + kTokens * 4;  // scale and bias of columns, scale of tokens
   static constexpr int kOtherBytes = kStagedBytes + 2 * kFactorBytes + 512;
   static constexpr int kFitting = (227 * 1024 - kOtherBytes) / (kStageBytes + kScaleBytes);
@@ -358,34 +359,23 @@ struct Consumer {
 
 // ---- The epilogue ----
 
-// For results of at most 16 bits.
+// The functions of cuda/activation.h one number at a time: a switch in every unit would cut the epilogue into
+// pieces too small to overlap.
 enum class Act { identity, sigmoid, other };
 
 template <Act kAct>
 struct Activate {
-  float linear = 0, cubic = 0;  // v sigmoid(v (linear + cubic v^2)): SiLU, and GELU's tanh form
-  bool is_relu = false;
+  float linear, cubic;  // v / (1 + 2^(v (linear + cubic v^2))): SiLU, and GELU's tanh form
+  bool is_relu;
 
-  __device__ explicit Activate(qf_activation kind) {
-    linear = kind == QF_SILU ? 1.0f : 2.0f * 0.79788456f;
-    cubic = kind == QF_SILU ? 0.0f : 2.0f * 0.79788456f * 0.044715f;
-    is_relu = kind == QF_RELU;
-  }
+  __device__ explicit Activate(qf_activation kind)
+      : linear(kind == QF_SILU ? -kLog2E : kGeluTanhLinear),
+        cubic(kind == QF_SILU ? 0.0f : kGeluTanhCubic),
+        is_relu(kind == QF_RELU) {}
   __device__ __forceinline__ float operator()(float v) const {
     if constexpr (kAct == Act::identity) return v;
-    else if constexpr (kAct == Act::sigmoid)
-      return __fdividef(v, 1.0f + __expf(-v * fmaf(cubic * v, v, linear)));
+    else if constexpr (kAct == Act::sigmoid) return over_one_plus_exp2(v, v * fmaf(cubic, v * v, linear));
     else return is_relu ? (v < 0 ? 0.0f : v) : gelu(v);  // NaN stays
-  }
-  // erfc(z), z > 0, as exp(-z^2) times a polynomial in 1 / (1 + 0.33 z) (Abramowitz and Stegun, 7.1.26).
-  __device__ static __forceinline__ float gelu(float v) {
-    const float z = 0.70710678f * fabsf(v), t = __fdividef(1.0f, fmaf(0.3275911f, z, 1.0f));
-    float series = fmaf(1.061405429f, t, -1.453152027f);
-    series = fmaf(series, t, 1.421413741f);
-    series = fmaf(series, t, -0.284496736f);
-    series = fmaf(series, t, 0.254829592f);
-    const float tail = 0.5f * series * t * __expf(-z * z);
-    return v * (v < 0 ? tail : 1.0f - tail);
   }
 };
 
@@ -403,12 +393,11 @@ struct Finisher {
   __device__ int out_cols() const { return p.is_gated ? S::kCols / 2 : S::kCols; }
   __device__ int first_token() const { return tile.token_block * S::kTokens + consumer.first_token(); }
   __device__ int first_col() const { return tile.col_block * out_cols(); }
-  // A warp has a box or two of y in shared memory: 128 bytes of 16 tokens, in pieces of 16.
-  __device__ uint32_t wait_for_box(int index) const {
-    if (consumer.lane == 0) ptx::wait_stores_read<S::kBoxes - 1>();
+  // A warp has a box of y in shared memory: 128 bytes of 16 tokens, in pieces of 16.
+  __device__ uint32_t wait_for_box() const {
+    if (consumer.lane == 0) ptx::wait_stores_read();
     __syncwarp();
-    return smem.staged +
-           ((consumer.group * 4 + consumer.warp) * S::kBoxes + index % S::kBoxes) * S::kBoxBytes;
+    return smem.staged + (consumer.group * 4 + consumer.warp) * S::kBoxBytes;
   }
   __device__ static uint32_t piece(int token, int at) {
     return token * kBoxRowBytes + ((at ^ token % 8) << 4);
@@ -463,7 +452,7 @@ struct Finisher {
     load_token_scales(token_scale);
 #pragma unroll
     for (int first = 0; first < kOutCols; first += kBoxCols) {
-      const uint32_t to = wait_for_box(first / kBoxCols);
+      const uint32_t to = wait_for_box();
       if constexpr (kHasResidual) load_residual(to, first_col() + first);
 #pragma unroll
       for (int unit = 0; unit < kBoxCols / 8; unit += 2) {
@@ -507,7 +496,7 @@ struct Finisher {
 #pragma unroll
     for (int first = 0; first < S::kCols; first += kBoxCols) {
       if (first >= out_cols()) break;
-      const uint32_t to = wait_for_box(first / kBoxCols);
+      const uint32_t to = wait_for_box();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float* values = v + first / 2 + half * 2;

@@ -89,8 +89,6 @@ Requirements accepts(const Product& p) {
                "gate rows are not a multiple of 8, or 64")
       .require(p.out.is_quantized() || !is_half || has_boxes(p.out.y),
                "rows of y do not begin at multiples of 16 bytes")
-      .require(p.out.y.dtype != DType::f32 || p.activation != QF_GELU,
-               "y is float32, and the activation GELU")
       .require(!p.residual || (is_half && !p.out.is_quantized() && p.residual.dtype == p.out.y.dtype &&
                                has_boxes(p.residual)),
                "the residual is not of y's type, or not at multiples of 16 bytes");

@@ -102,11 +102,9 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, int column, in
 __device__ __forceinline__ void end_store_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Until what all of this thread's stores but the last kPending groups read may be written again; until all
-// are done.
-template <int kPending>
+// Until what this thread's stores read may be written again; until they are done.
 __device__ __forceinline__ void wait_stores_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 __device__ __forceinline__ void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
