@@ -10,7 +10,7 @@
 
 namespace quantfuse {
 
-// x sigmoid(u) is x / (1 + 2^y): of SiLU y = -log2(e) x; of GELU's tanh form y = x (linear + cubic x^2), where
+// x sigmoid(u) is x / (1 + 2^y): of SiLU y = -log2(e) x; of GELU's tanh form y = x (linear + cubic x^2), with
 // u = 2 sqrt(2/pi) (x + 0.044715 x^3).
 inline constexpr float kLog2E = 1.44269504f, kGeluTanhLinear = -2.3022082f, kGeluTanhCubic = -0.10294324f;
 
