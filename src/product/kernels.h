@@ -28,12 +28,21 @@ inline Requirements accepts_linear(const linear::Problem& p) {
 
 }  // namespace product
 
-// product_wgmma.h. `quantizes`: whether it makes the codes of an output itself.
-namespace product_wgmma_sm90 {
-bool quantizes(const Output& out);
-Requirements accepts(const product::Product& p);
-void launch(const product::Product& p, float* staged, const Launch& launch);
-}  // namespace product_wgmma_sm90
+// A kernel that only some products suit.
+namespace product {
+struct Choosy {
+  Requirements (*accepts)(const Product& p);
+  bool (*quantizes)(const Output& out);  // whether it makes the codes of an output itself
+  void (*launch)(const Product& p, float* staged, const Launch& launch);
+};
+}  // namespace product
+
+namespace product_stream_sm90 {  // product_stream.h
+extern const product::Choosy kernel;
+}
+namespace product_wgmma_sm90 {  // product_wgmma.h
+extern const product::Choosy kernel;
+}
 
 // product_mma.h for sm_80 and newer, and for sm_75. Where y has dynamic scales, float32 numbers go to
 // `staged`, [m, n_out].

@@ -3,14 +3,12 @@
 // From the sums that the warps of a block left in shared memory to y: eight outputs a thread at a time.
 #pragma once
 
-#include "linear/finish_unit.h"
 #include "product/mma_math.h"
 #include "product/mma_shape.h"
+#include "product/unit.h"
 
 namespace quantfuse::product_mma {
 namespace {
-
-using linear::kUnit;
 
 // What a thread needs to make outputs of the sums in shared memory, as Multiplier::store() left them.
 template <class Math, class S>
@@ -69,16 +67,7 @@ struct Finish {
                                               int count) const {
     int v[kUnit] = {};
     each_sum(token, row, from, col, count, [&](int i, int64_t sum) { v[i] = static_cast<int32_t>(sum); });
-    auto* to = p.out.y.row<int32_t>(row) + col;
-    if (count == kUnit && reinterpret_cast<uint64_t>(to) % 16 == 0) {
-      reinterpret_cast<int4*>(to)[0] = {v[0], v[1], v[2], v[3]};
-      reinterpret_cast<int4*>(to)[1] = {v[4], v[5], v[6], v[7]};
-    } else {
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) {
-        if (i < count) to[i] = v[i];
-      }
-    }
+    product::store_exact(p, row, col, count, v);
   }
 
   // Eight numbers, scaled.
@@ -95,18 +84,7 @@ struct Finish {
       });
     }
     if (!plan.has_scales_at_end || plan.cut.k == 0) return;  // no columns have no scales
-    const float a_scale = p.a.scale_at(row, 0);
-    const Matrix& scale = p.b.scale;
-    if (scale.dtype == DType::f32 && p.b.block.rows == 1 && count == kUnit) {
-      const float* b_scales = static_cast<const float*>(scale.data) + col;
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) v[i] *= a_scale * b_scales[i];
-    } else {
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) {
-        if (i < count) v[i] *= a_scale * p.b.scale_at(col + i, 0);
-      }
-    }
+    scale_unit(p, row, col, count, v);
   }
 
   __device__ void run(float* staged, const TileRows& a, const TileRows& b) const {

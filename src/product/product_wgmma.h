@@ -12,8 +12,8 @@
 // rows to both. Blocks stay and take tile after tile. A warpgroup that has finished its part of a tile writes
 // it out while the other one still multiplies: the ring lets them be a few stages apart.
 //
-// The tensor cores add FP8 products with fewer bits than float32 has. So sums of 128 products are added to
-// totals in float32, scaled where the operands are scaled by blocks.
+// Sums that are promoted (wgmma_numbers.h) are those of 128 products, added to totals in float32, scaled where
+// the operands are scaled by blocks.
 //
 // Of a gated weight a tile has 8 gate rows and their 8 up rows in turn, so that a thread has both.
 //
@@ -36,20 +36,17 @@
 #include "cuda/ptx/matrix.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/ptx/shared_memory.h"
-#include "cuda/ptx/wgmma_bytes.h"
 #include "formats/codes.h"
 #include "formats/quantizer.h"
+#include "product/wgmma_numbers.h"
 
 namespace quantfuse::product {
 
-constexpr int kGroupTokens = 64;          // of a warpgroup
-constexpr int kBlockK = 128, kSteps = 4;  // 128 bytes: what a swizzled row has; of 32, what wgmma takes
-constexpr int kConsumers = 2;             // warpgroups
-constexpr int kTurn = 1;                  // first of their named barriers
-constexpr int kPair = 2;                  // blocks of a cluster
+constexpr int kGroupTokens = 64;                     // of a warpgroup
+constexpr int kConsumers = 2;                        // warpgroups
+constexpr int kTurn = 1;                             // first of their named barriers
+constexpr int kPair = 2;                             // blocks of a cluster
 constexpr int kWarpTokens = 16, kBoxRowBytes = 128;  // of a box of y, as a warp stores it
-
-enum class Scaling { whole, blocks };  // scales that are the same for all k, or one for each 128 of k
 
 template <int kCols_>
 struct Shape {
@@ -248,18 +245,6 @@ struct Ring {
   }
 };
 
-// INT8 or E4M3.
-template <qf_format kFormat>
-struct Numbers {
-  static constexpr bool kIsInteger = kFormat == QF_INT8;
-  using Sum = std::conditional_t<kIsInteger, int32_t, float>;
-  template <int kSums>
-  __device__ static __forceinline__ void multiply(Sum (&d)[kSums], uint64_t x, uint64_t w, int adds) {
-    if constexpr (kIsInteger) ptx::wgmma_int8(d, x, w, adds);
-    else ptx::wgmma_e4m3(d, x, w, adds);
-  }
-};
-
 // Scales of a block of k: of a thread's two tokens, and of 128 columns, or of their gate and up rows.
 template <class S>
 struct BlockScales {
@@ -268,9 +253,7 @@ struct BlockScales {
 
 template <class S, class N, Scaling kScaling>
 struct Consumer {
-  // Integer sums are exact for as long as they last; all else is promoted to totals.
-  static constexpr bool kPromotes = !N::kIsInteger || kScaling == Scaling::blocks;
-  using Total = std::conditional_t<kPromotes, float, int32_t>;
+  using Total = std::conditional_t<kPromotes<N, kScaling>, float, int32_t>;
   int group, warp, lane;     // the warpgroup, its warp, and the warp's lane
   uint32_t residual_parity;  // of the warp's barrier
   Total totals[S::kSums];
@@ -279,7 +262,7 @@ struct Consumer {
   __device__ int first_token() const { return group * kGroupTokens + warp * kWarpTokens + lane / 4; }
 
   __device__ __forceinline__ void multiply(Ring<S>& ring, int count) {
-    if constexpr (kPromotes) multiply_promoting(ring, count);
+    if constexpr (kPromotes<N, kScaling>) multiply_promoting(ring, count);
     else multiply_exactly(ring, count);
   }
 
@@ -578,7 +561,7 @@ struct Finisher {
     else with_act(std::integral_constant<Act, Act::other>{});
   }
   __device__ __forceinline__ void run() const {
-    if constexpr (!Consumer<S, N, kScaling>::kPromotes) {
+    if constexpr (!kPromotes<N, kScaling>) {
       if (p.out.dtype == DType::i32) return store_sums();
     }
     if (p.out_format == QF_FORMAT_NONE && p.out.dtype != DType::f32) {
@@ -634,7 +617,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(S::kThreads, 1)
     ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
     Consumer<S, N, kScaling> consumer = {thread / 128, thread / 32 % 4, thread % 32, 0, {}};
     Ring<S> ring = {smem, {}};
-    if (consumer.kPromotes && consumer.group == 1) ptx::named_barrier_arrive(kTurn, 128 * kConsumers);
+    if (kPromotes<N, kScaling> && consumer.group == 1) ptx::named_barrier_arrive(kTurn, 128 * kConsumers);
     Cursor factors;
     for (int index = share.first; index < share.tiles; index += share.step, factors.advance(2)) {
       const TilePlace tile = tile_at<S>(p, index, share.rank);

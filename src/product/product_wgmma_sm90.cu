@@ -6,24 +6,15 @@
 #include "core/choose.h"
 #include "core/device.h"
 #include "cuda/launch.h"
-#include "cuda/tensor_map.h"
 #include "product/kernels.h"
 #include "product/product_wgmma.h"
+#include "product/wgmma_operands.h"
 
 namespace quantfuse::product_wgmma_sm90 {
 using namespace product;
 namespace {
 
 using Tile = Shape<256>;
-
-// Whether an operand has no scale, or scales that are the same for all of k.
-bool is_whole(const Operand& o, int64_t k) { return !o.scale || o.block.cols >= k; }
-
-// Scales of a token and 128 of k, and of 128 rows, or several times as many, and 128 of k.
-bool has_blocks(const Product& p) {
-  return p.a.scale && p.b.scale && p.a.block.rows == 1 && p.a.block.cols == kBlockK &&
-         p.b.block.cols == kBlockK && p.b.block.rows % kBlockK == 0;
-}
 
 TileProblem make_problem(const Product& p, float* staged) {
   TileProblem t = {};
@@ -33,19 +24,11 @@ TileProblem make_problem(const Product& p, float* staged) {
   t.k_blocks = static_cast<int32_t>(ceil_div(p.k, kBlockK));
 
   t.x = row_boxes(p.a.codes, Tile::kTokens);
-  const int64_t row = p.b.codes.row_stride;  // codes are bytes
-  constexpr int kHalf = Tile::kCols / kPair;
-  if (p.has_gate) {
-    t.w = tensor_map<4>(map_type(DType::u8), p.b.codes.data, {p.k, 8, 2, p.n_out / 8},
-                        {row, row * p.n_out, row * 8}, {kBlockK, 8, 2, kHalf / 16});
-  } else {
-    t.w = tensor_map<4>(map_type(DType::u8), p.b.codes.data, {p.k, p.n, 1, 1}, {row, row, row},
-                        {kBlockK, kHalf, 1, 1});
-  }
+  t.w = weight_boxes(p, Tile::kCols / kPair);
 
   t.x_scale = static_cast<const float*>(p.a.scale.data),
   t.w_scale = static_cast<const float*>(p.b.scale.data);
-  t.x_stride = is_whole(p.a, p.k) ? (p.a.block.rows == 1 ? 1 : 0) : p.a.scale.cols;
+  t.x_stride = token_scale_stride(p);
   t.w_stride = p.b.scale ? p.b.scale.cols : 0;
   t.w_block_rows = static_cast<int32_t>(p.b.block.rows);
 
@@ -63,30 +46,16 @@ TileProblem make_problem(const Product& p, float* staged) {
   return t;
 }
 
-}  // namespace
-
 bool quantizes(const Output& out) {
   return out.is_quantized() && out.format != QF_FP8_E5M2 && (out.is_static || out.group == 128) &&
          has_boxes(out.y);
 }
 
 Requirements accepts(const Product& p) {
-  const bool is_int8 = p.a.format == QF_INT8 && p.b.format == QF_INT8;
-  const bool is_e4m3 = p.a.format == QF_FP8_E4M3 && p.b.format == QF_FP8_E4M3;
-  const bool is_whole_k = is_whole(p.a, p.k) && is_whole(p.b, p.k);
   const bool is_half = p.out.y.dtype == DType::f16 || p.out.y.dtype == DType::bf16;
-  return Requirements()
-      .require(p.m > 64, "m is at most 64: the weight is the traffic")
-      .require(is_int8 || is_e4m3, "the codes are not both INT8 or both E4M3")
-      .require(p.b_order == QF_NK, "b is in order KN")
-      .require(!p.a.has_zeros() && !p.b.has_zeros(), "there are zero points")
-      .require(p.k > 0 && p.k % 16 == 0, "k is not a multiple of 16")
-      .require(!is_int8 || p.is_exact() || !is_whole_k || p.k < 1 << 17, "sums over k do not fit int32")
-      .require(has_boxes(p.b.codes), "rows of b do not begin at multiples of 16 bytes")
-      .require(!p.b.scale || p.b.scale.dtype == DType::f32, "the scales are not float32")
-      .require(is_whole_k || has_blocks(p), "the scales are neither whole along k nor of blocks of 128")
-      .require(!p.has_gate || p.n_out % (is_whole_k ? 8 : 64) == 0,
-               "gate rows are not a multiple of 8, or 64")
+  return accepts_wgmma_operands(p)
+      .require(!p.out.is_quantized() || !p.out.is_static || quantizes(p.out),
+               "y's codes are E5M2, or do not begin at multiples of 16 bytes")
       .require(p.out.is_quantized() || !is_half || has_boxes(p.out.y),
                "rows of y do not begin at multiples of 16 bytes")
       .require(!p.residual || (is_half && !p.out.is_quantized() && p.residual.dtype == p.out.y.dtype &&
@@ -101,7 +70,7 @@ void launch(const Product& p, float* staged, const Launch& launch) {
   const LaunchShape shape = {dim3(static_cast<unsigned>(pairs * kPair)), dim3(Tile::kThreads),
                              static_cast<size_t>(Smem<Tile>::kBytes), /*overlap_previous=*/true};
   choose_bool(p.a.format == QF_INT8, [&](auto is_int8) {
-    choose_bool(is_whole(p.a, p.k) && is_whole(p.b, p.k), [&](auto is_whole_k) {
+    choose_bool(is_whole(p), [&](auto is_whole_k) {
       constexpr qf_format kFormat = is_int8.value ? QF_INT8 : QF_FP8_E4M3;
       constexpr Scaling kScaling = is_whole_k.value ? Scaling::whole : Scaling::blocks;
       launch_kernel("product_wgmma_sm90", wgmma_kernel<Tile, Numbers<kFormat>, kScaling>, shape, launch,
@@ -109,5 +78,9 @@ void launch(const Product& p, float* staged, const Launch& launch) {
     });
   });
 }
+
+}  // namespace
+
+extern const Choosy kernel = {accepts, quantizes, launch};
 
 }  // namespace quantfuse::product_wgmma_sm90

@@ -45,6 +45,9 @@ namespace quantfuse::ptx {
   __device__ __forceinline__ void wgmma_e4m3(float (&d)[sums], uint64_t a, uint64_t b, int adds) {        \
     QF_WGMMA(n, sums, "f32.e4m3.e4m3", "+f", ", 1, 1", A, B, ADDS);                                       \
   }
+QF_WGMMA_OF_FORMATS(16, 8, 8, 9, 10)
+QF_WGMMA_OF_FORMATS(32, 16, 16, 17, 18)
+QF_WGMMA_OF_FORMATS(64, 32, 32, 33, 34)
 QF_WGMMA_OF_FORMATS(128, 64, 64, 65, 66)
 QF_WGMMA_OF_FORMATS(256, 128, 128, 129, 130)
 // clang-format on

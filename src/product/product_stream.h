@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// y[m,n] = epilogue( sum_k x[m,k] * w[n,k], scales )        x, w: INT8 | E4M3; few tokens
+//
+// With few tokens the weight is the traffic: all that matters is that enough of it is on its way at any time,
+// on all SMs. Its rows are the rows of wgmma and the tokens its columns, as few as hold them; product_wgmma.h
+// has it the other way round.
+//   gmem w, x --box copies--> smem, swizzled --wgmma--> sums [--promoted--> totals]
+//     --> smem [--> smem of the block that finishes them] --> * scales, epilogue, 8 columns a thread --> y
+//
+// A block has warps that copy and two warpgroups of consumers, and makes one tile of y, kRows rows of the
+// weight by kTokens tokens. Where the tiles do not fill the GPU the blocks of a cluster divide k. Each then
+// finishes some bands of the tile (16 rows, those of a warp), whose parts the others send to it; it adds them
+// in the order of k:
+//
+//   cluster of 2:  | rank 0: blocks 0 .. 15 of k | rank 1: blocks 16 .. 31 |
+//   bands 0 .. 3   | parts --------------------- + <---- parts             | --> y by rank 0
+//   bands 4 .. 7   | parts ---------------------------> + parts            | --> y by rank 1
+//
+// Of a gated weight a band has 8 gate rows and their 8 up rows.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/cursor.h"
+#include "cuda/ptx/async_copy.h"
+#include "cuda/ptx/cluster.h"
+#include "cuda/ptx/dependent_launch.h"
+#include "cuda/ptx/shared_memory.h"
+#include "product/unit.h"
+#include "product/wgmma_numbers.h"
+
+namespace quantfuse::product_stream {
+using namespace product;
+
+constexpr int kConsumers = 2, kConsumerThreads = 128 * kConsumers;  // warpgroups
+constexpr int kBandRows = 16, kStripRows = 64;                      // of a warp, of a warpgroup
+constexpr int kThreads = kConsumerThreads + 128;  // warps that copy the weight, x, scales; and one of no use
+
+// kStrips: of a warpgroup. With many tokens and few rows x would be as much traffic as the weight.
+template <int kTokens_, int kStrips_, int kBlocksPerSm_>
+struct Shape {
+  static constexpr int kTokens = kTokens_, kStrips = kStrips_, kBlocksPerSm = kBlocksPerSm_;
+  static constexpr int kRows = kConsumers * kStripRows * kStrips, kBands = kRows / kBandRows;
+  static constexpr int kSums = kTokens / 2;  // of a thread and strip
+  // So many sums need more registers than all threads can have: whole warpgroups may trade theirs.
+  static constexpr bool kTradesRegisters = kTokens == 128;
+  static constexpr int kWeightBytes = kRows * kBlockK, kXBytes = kTokens * kBlockK;
+  static constexpr int kStageBytes = kWeightBytes + kXBytes;
+  static constexpr int kScaleBytes = kTokens * 4 + kRows / 128 * 8;  // of a stage
+  static constexpr int kBandBytes = kSums * 32 * 4;
+  static constexpr int kMaxSplits = kTokens == 128 ? 4 : 8;
+  // What the blocks of a cluster send each other lies where the ring was.
+  static constexpr int exchange_bytes(int splits) {
+    return (kBands + (splits - 1) * ((kBands + splits - 1) / splits)) * kBandBytes;
+  }
+  static constexpr int kBudget =
+      228 * 1024 / kBlocksPerSm - 1024;  // a block takes 1 KB more than it asks for
+  static constexpr int kStages = (kBudget - 256) / (kStageBytes + kScaleBytes);
+  static constexpr int kRingBytes = kStages * kStageBytes;
+};
+
+// What the kernel is given.
+struct StreamProblem {
+  Product product;
+  CUtensorMap x, w;
+  int32_t token_blocks, k_blocks;
+  int32_t splits;    // blocks of a cluster, which share a tile of y
+  int64_t x_stride;  // of the scales, from token to token
+};
+
+// Where y's tile is.
+struct Tile {
+  int row_block, token_block;
+};
+
+// ---- Shared memory: ring, later bands and inbox | scales of stages | barriers ----
+
+template <class S>
+struct Smem {
+  static constexpr int kExchangeBytes = [] {
+    int most = 0;
+    for (int splits = 1; splits <= S::kMaxSplits; ++splits)
+      most = S::exchange_bytes(splits) > most ? S::exchange_bytes(splits) : most;
+    return most;
+  }();
+  static constexpr int kScales = S::kRingBytes > kExchangeBytes ? S::kRingBytes : kExchangeBytes;
+  static constexpr int kFull = kScales + S::kStages * S::kScaleBytes;
+  static constexpr int kBytes = kFull + (2 * S::kStages + 1) * 8;
+  static_assert(kBytes <= S::kBudget);
+
+  uint32_t ring, scales, full, empty, arrived;
+  __device__ explicit Smem(const char* shared) {
+    ring = ptx::shared_address(shared);
+    scales = ring + kScales;
+    full = ring + kFull;
+    empty = full + 8 * S::kStages;
+    arrived = empty + 8 * S::kStages;
+  }
+  __device__ uint32_t weight_at(int stage) const { return ring + stage * S::kStageBytes; }
+  __device__ uint32_t x_at(int stage) const { return weight_at(stage) + S::kWeightBytes; }
+  __device__ uint32_t scales_at(int stage) const { return scales + stage * S::kScaleBytes; }
+  __device__ uint32_t band(int index) const { return ring + index * S::kBandBytes; }
+  __device__ uint32_t inbox() const { return band(S::kBands); }
+};
+
+// The blocks of k that this block multiplies, and the bands that it finishes.
+template <class S>
+struct Share {
+  int rank, splits, first_k, end_k;
+  __device__ explicit Share(const StreamProblem& p)
+      : rank(p.splits > 1 ? static_cast<int>(ptx::cluster_rank()) : 0),
+        splits(p.splits),
+        first_k(p.k_blocks * rank / splits),
+        end_k(p.k_blocks * (rank + 1) / splits) {}
+  __device__ int first_band(int of) const { return S::kBands * of / splits; }
+  __device__ int bands(int of) const { return first_band(of + 1) - first_band(of); }
+  __device__ int first_band() const { return first_band(rank); }
+  __device__ int bands() const { return bands(rank); }
+};
+
+// ---- The copies: a thread each for the weight and for x, a warp for scales ----
+
+// copy(k, stage) for all blocks of k, once the stage is free.
+template <class S, class Copy>
+__device__ void produce(const Smem<S>& smem, const Share<S>& share, const Copy& copy) {
+  Cursor cursor;
+  for (int k = share.first_k; k < share.end_k; ++k, cursor.advance(S::kStages)) {
+    ptx::barrier_wait(smem.empty + 8 * cursor.at, cursor.parity ^ 1);
+    copy(k, cursor.at);
+  }
+}
+
+template <class S>
+__device__ void produce_weight(const StreamProblem& p, const Smem<S>& smem, const Share<S>& share,
+                               const Tile& tile) {
+  const int row = tile.row_block * S::kRows;
+  const int plain_row = p.product.has_gate ? 0 : row, gated_row = p.product.has_gate ? row / kBandRows : 0;
+  produce(smem, share, [&](int k, int stage) {
+    const uint32_t full = smem.full + 8 * stage;
+    ptx::barrier_expect(full, S::kWeightBytes);
+    ptx::box_copy(smem.weight_at(stage), p.w, k * kBlockK, plain_row, 0, gated_row, full);
+  });
+}
+
+template <class S>
+__device__ void produce_x(const StreamProblem& p, const Smem<S>& smem, const Share<S>& share,
+                          const Tile& tile) {
+  produce(smem, share, [&](int k, int stage) {
+    const uint32_t full = smem.full + 8 * stage;
+    ptx::barrier_expect(full, S::kXBytes);
+    ptx::box_copy(smem.x_at(stage), p.x, k * kBlockK, tile.token_block * S::kTokens, full);
+  });
+}
+
+// [token], then [128 rows][gate or up]: as they lie in memory, copied one by one, as far ahead as the ring.
+template <class S>
+__device__ void produce_scales(const StreamProblem& p, const Smem<S>& smem, const Share<S>& share,
+                               const Tile& tile, int lane) {
+  const Product& q = p.product;
+  const auto* x = static_cast<const float*>(q.a.scale.data);
+  const auto* w = static_cast<const float*>(q.b.scale.data);
+  const int64_t first_token = int64_t{tile.token_block} * S::kTokens;
+  int64_t row = int64_t{tile.row_block} * S::kRows + lane / 2 * 128;
+  if (q.has_gate) row = min(row / 2, q.n_out - 1) + lane % 2 * q.n_out;
+  w += min(row, q.n - 1) / q.b.block.rows * q.b.scale.cols;
+  produce(smem, share, [&](int k, int stage) {
+    const uint32_t to = smem.scales_at(stage);
+#pragma unroll
+    for (int i = lane; i < S::kTokens; i += 32)
+      ptx::copy4_async(to + i * 4, x + min(first_token + i, q.m - 1) * p.x_stride + k);
+    if (lane < S::kRows / 64) ptx::copy4_async(to + (S::kTokens + lane) * 4, w + k);
+    ptx::arrive_after_copies(smem.full + 8 * stage);
+  });
+}
+
+// ---- The consumers ----
+
+template <class S, class N, Scaling kScaling>
+struct Consumer {
+  static constexpr bool kHasTotals = kPromotes<N, kScaling>;
+  using Total = std::conditional_t<kHasTotals, float, int32_t>;
+  // Strips whose sums there is room for beside the totals.
+  static constexpr int kBatch = S::kTokens <= 64 ? S::kStrips : 1;
+  const Smem<S>& smem;
+  int group, warp, lane;  // the warpgroup, its warp, and the warp's lane
+  Cursor cursor;
+  Total totals[S::kStrips][S::kSums];
+
+  __device__ int take() {
+    ptx::barrier_wait(smem.full + 8 * cursor.at, cursor.parity);
+    const int stage = cursor.at;
+    cursor.advance(S::kStages);
+    return stage;
+  }
+  __device__ void give_back(int stage) const {
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(smem.empty + 8 * stage);
+  }
+  // sums (+)= the stage's 128 columns of a strip, times x.
+  template <class Sums>
+  __device__ __forceinline__ void multiply_strip(Sums& sums, int stage, int strip, int adds) const {
+    const uint32_t w = smem.weight_at(stage) + (strip * kConsumers + group) * kStripRows * kBlockK;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      N::multiply(sums, ptx::swizzled_rows(w, step), ptx::swizzled_rows(smem.x_at(stage), step),
+                  step > 0 ? 1 : adds);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(int count) {
+    if constexpr (kHasTotals) multiply_promoting(count);
+    else multiply_exactly(count);
+  }
+  __device__ __forceinline__ void multiply_exactly(int count) {
+    int before = 0;
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+      const int stage = take();
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int strip = 0; strip < S::kStrips; ++strip) multiply_strip(totals[strip], stage, strip, k);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      if (k > 0) give_back(before);
+      before = stage;
+    }
+    ptx::wgmma_wait<0>();
+  }
+  __device__ __forceinline__ void multiply_promoting(int count) {
+#pragma unroll
+    for (auto& of_strip : totals)
+#pragma unroll
+      for (float& total : of_strip) total = 0.0f;
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+      const int stage = take();
+#pragma unroll
+      for (int first = 0; first < S::kStrips; first += kBatch) {
+        typename N::Sum sums[kBatch][S::kSums];
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) multiply_strip(sums[i], stage, first + i, 0);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) promote(sums[i], stage, first + i);
+      }
+      give_back(stage);
+    }
+  }
+  __device__ __forceinline__ void promote(const typename N::Sum (&sums)[S::kSums], int stage, int strip) {
+    float(&to)[S::kSums] = totals[strip];
+    if constexpr (kScaling == Scaling::whole) {
+#pragma unroll
+      for (int i = 0; i < S::kSums; ++i) to[i] += sums[i];
+    } else {
+      const uint32_t x = smem.scales_at(stage) + lane % 4 * 8,
+                     w = smem.scales_at(stage) + S::kTokens * 4 + strip * 8;
+      const float2 of_rows = ptx::load_shared_float2(w);
+#pragma unroll
+      for (int i = 0; i < S::kSums; i += 4) {
+        const float2 of_tokens = ptx::load_shared_float2(x + i * 8);
+        const float scale[4] = {of_tokens.x * of_rows.x, of_tokens.y * of_rows.x, of_tokens.x * of_rows.y,
+                                of_tokens.y * of_rows.y};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) to[i + j] = fmaf(static_cast<float>(sums[i + j]), scale[j], to[i + j]);
+      }
+    }
+  }
+
+  // To the bands: row by row of 32 words a number of each lane, each row turned a little further, so that both
+  // this and reading the rows of a token's outputs (Parts) find 32 banks.
+  __device__ __forceinline__ void store() const {
+#pragma unroll
+    for (int strip = 0; strip < S::kStrips; ++strip) {
+      const uint32_t to = smem.band((strip * kConsumers + group) * 4 + warp);
+#pragma unroll
+      for (int i = 0; i < S::kSums; ++i) {
+        uint32_t bits;
+        if constexpr (kHasTotals) bits = __float_as_uint(totals[strip][i]);
+        else bits = static_cast<uint32_t>(totals[strip][i]);
+        ptx::store_shared4(to + i * 128 + (lane + 4 * i) % 32 * 4, bits);
+      }
+    }
+  }
+};
+
+// ---- The epilogue ----
+
+__device__ __forceinline__ void sync_consumers() { ptx::named_barrier_sync<1, kConsumerThreads>(); }
+
+// Sends every other block the parts of the bands that it finishes, and waits for theirs.
+template <class S>
+__device__ void exchange_parts(const Smem<S>& smem, const Share<S>& share, int thread) {
+  ptx::copy_fence();
+  sync_consumers();
+  ptx::cluster_wait();  // all are done with their rings
+  if (thread < share.splits && thread != share.rank) {
+    const int bands = share.bands(thread), slot = share.rank - (share.rank > thread);
+    ptx::copy_to_block(smem.inbox() + slot * bands * S::kBandBytes, smem.band(share.first_band(thread)),
+                       bands * S::kBandBytes, smem.arrived, thread);
+  }
+  ptx::barrier_wait_cluster(smem.arrived, 0);
+  ptx::cluster_arrive_relaxed();  // whoever sent to this block may leave
+}
+
+// The sums of a token and of half of a band's rows: those of the blocks of the cluster, in the order of k.
+template <class S, class Total>
+struct Parts {
+  const Smem<S>& smem;
+  const Share<S>& share;
+
+  __device__ __forceinline__ void load(int band, int token, int half, Total (&v)[kUnit]) const {
+    const int row = token / 8 * 4 + half * 2 + token % 2, turn = token % 8 / 2 + 4 * row;
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) v[i] = 0;
+#pragma unroll 1
+    for (int part = 0; part < share.splits; ++part) {
+      const int slot = part - (part > share.rank);
+      const uint32_t from =
+          (part == share.rank
+               ? smem.band(band)
+               : smem.inbox() + (slot * share.bands() + band - share.first_band()) * S::kBandBytes) +
+          row * 128;
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) {
+        const uint32_t bits = ptx::load_shared4(from + (turn + 4 * i) % 32 * 4);
+        if constexpr (std::is_same_v<Total, float>) v[i] += __uint_as_float(bits);
+        else v[i] = static_cast<int>(static_cast<uint32_t>(v[i]) + bits);  // wraps
+      }
+    }
+  }
+};
+
+template <class S, class Total, Scaling kScaling>
+__device__ void finish(const StreamProblem& p, float* staged, const Smem<S>& smem, const Share<S>& share,
+                       const Tile& tile, int thread) {
+  const Product& q = p.product;
+  const Parts<S, Total> parts = {smem, share};
+  const int64_t first_token = int64_t{tile.token_block} * S::kTokens;
+  const int tokens = static_cast<int>(min(q.m - first_token, int64_t{S::kTokens}));
+  const int halves = q.has_gate ? 1 : 2;  // of a band that are outputs
+  const auto numbers = [&](const Total(&sums)[kUnit], int64_t row, int64_t col, int count, float(&v)[kUnit]) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) v[i] = static_cast<float>(sums[i]);
+    if (kScaling == Scaling::whole) scale_unit(q, row, col, count, v);
+  };
+#pragma unroll 1
+  for (int i = thread; i < share.bands() * tokens * halves; i += kConsumerThreads) {
+    const int half = i % halves, token = i / halves % tokens;
+    const int band = share.first_band() + i / halves / tokens;
+    const int64_t row = first_token + token;
+    const int64_t col = ((int64_t{tile.row_block} * S::kBands + band) * halves + half) * kUnit;
+    if (col >= q.n_out) continue;
+    const int count = static_cast<int>(min(q.n_out - col, int64_t{kUnit}));
+    Total sums[kUnit];
+    parts.load(band, token, half, sums);
+    if constexpr (!std::is_same_v<Total, float>) {
+      if (q.is_exact()) {
+        store_exact(q, row, col, count, sums);
+        continue;
+      }
+    }
+    float v[kUnit], up[kUnit] = {};
+    numbers(sums, row, col, count, v);
+    if (q.has_gate) {
+      parts.load(band, token, 1, sums);
+      numbers(sums, row, q.n_out + col, count, up);
+    }
+    linear::finish_unit(q, staged, row, col, v, up);
+  }
+}
+
+// ---- The kernel ----
+
+template <class S, class N, Scaling kScaling>
+__global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
+    stream_kernel(const __grid_constant__ StreamProblem p, float* staged) {
+  extern __shared__ __align__(1024) char shared[];
+  const Smem<S> smem(shared);
+  const Share<S> share(p);
+  const int index = static_cast<int>(blockIdx.x) / p.splits;
+  const Tile tile = {index / p.token_blocks, index % p.token_blocks};
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool is_split = p.splits > 1;
+  ptx::allow_next_kernel();
+  if (thread == 0) {
+    ptx::prefetch_map(p.w), ptx::prefetch_map(p.x);
+    for (int i = 0; i < S::kStages; ++i) {
+      ptx::barrier_init(smem.full + 8 * i, kScaling == Scaling::blocks ? 34 : 2);
+      ptx::barrier_init(smem.empty + 8 * i, kConsumers * 4);
+    }
+    ptx::barrier_init(smem.arrived, 1);
+    ptx::barrier_init_fence();
+    if (is_split) ptx::barrier_expect(smem.arrived, (p.splits - 1) * share.bands() * S::kBandBytes);
+  }
+  __syncthreads();
+  ptx::wait_for_previous_kernel();  // which may have written any of what follows
+
+  if (thread >= kConsumerThreads) {
+    if constexpr (S::kTradesRegisters) ptx::release_registers<72>();
+    const int warp = (thread - kConsumerThreads) / 32, lane = thread % 32;
+    if (warp == 0 && lane == 0) produce_weight(p, smem, share, tile);
+    if (warp == 1 && lane == 0) produce_x(p, smem, share, tile);
+    if (warp == 2 && kScaling == Scaling::blocks) produce_scales(p, smem, share, tile, lane);
+    __syncwarp();
+    if (is_split) {
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
+      ptx::cluster_arrive_relaxed();
+      ptx::cluster_wait();
+    }
+    return;
+  }
+  if constexpr (S::kTradesRegisters) ptx::claim_registers<216>();
+  Consumer<S, N, kScaling> consumer = {smem, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
+  consumer.multiply(share.end_k - share.first_k);
+  sync_consumers();
+  if (is_split) ptx::cluster_arrive();  // this block's ring is free
+  consumer.store();
+  if (is_split) exchange_parts(smem, share, thread);
+  else sync_consumers();
+  finish<S, typename decltype(consumer)::Total, kScaling>(p, staged, smem, share, tile, thread);
+  if (is_split) ptx::cluster_wait();
+}
+
+}  // namespace quantfuse::product_stream

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The host's side of product_stream.h.
+#include <algorithm>
+
+#include "core/choose.h"
+#include "core/device.h"
+#include "cuda/launch.h"
+#include "product/kernels.h"
+#include "product/product_stream.h"
+#include "product/wgmma_operands.h"
+
+namespace quantfuse::product_stream_sm90 {
+using namespace product_stream;
+namespace {
+
+// run(Shape): as few tokens as hold all.
+template <class Run>
+void with_shape(int64_t m, const Run& run) {
+  if (m <= 16) run(Shape<16, 1, 2>{});
+  else if (m <= 32) run(Shape<32, 1, 2>{});
+  else if (m <= 64) run(Shape<64, 2, 1>{});
+  else run(Shape<128, 2, 1>{});
+}
+
+// As many blocks for a tile as there are places for, of two blocks of k or more.
+template <class S>
+int32_t choose_splits(const Product& p, int64_t tiles, int64_t k_blocks) {
+  const int64_t places = static_cast<int64_t>(gpu_num_sms(p.device.id)) * S::kBlocksPerSm;
+  // Pairs of blocks find a place on all SMs, larger clusters leave a few of them over.
+  const int64_t fitting = std::max(places * 97 / 100 / tiles, std::min<int64_t>(places / tiles, 2));
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(fitting, 1, std::min<int64_t>(S::kMaxSplits, std::max<int64_t>(k_blocks / 2, 1))));
+}
+
+template <class S>
+void launch_shape(const Product& p, float* staged, const Launch& launch) {
+  StreamProblem problem = {p, row_boxes(p.a.codes, S::kTokens), weight_boxes(p, S::kRows)};
+  problem.token_blocks = static_cast<int32_t>(ceil_div(p.m, S::kTokens));
+  problem.k_blocks = static_cast<int32_t>(ceil_div(p.k, kBlockK));
+  problem.x_stride = token_scale_stride(p);
+  const int64_t tiles = ceil_div(p.n, S::kRows) * problem.token_blocks;
+  problem.splits = choose_splits<S>(p, tiles, problem.k_blocks);
+  LaunchShape shape = {dim3(static_cast<unsigned>(tiles * problem.splits)), dim3(kThreads),
+                       static_cast<size_t>(Smem<S>::kBytes), /*overlap_previous=*/true};
+  shape.cluster = static_cast<unsigned>(problem.splits);
+  choose_bool(p.a.format == QF_INT8, [&](auto is_int8) {
+    choose_bool(is_whole(p), [&](auto is_whole_k) {
+      using N = Numbers<is_int8.value ? QF_INT8 : QF_FP8_E4M3>;
+      constexpr Scaling kScaling = is_whole_k.value ? Scaling::whole : Scaling::blocks;
+      launch_kernel("product_stream_sm90", stream_kernel<S, N, kScaling>, shape, launch, problem, staged);
+    });
+  });
+}
+
+bool quantizes(const Output&) { return false; }
+
+Requirements accepts(const Product& p) {
+  return accepts_wgmma_operands(p).require(p.m <= 128, "m is more than 128: the weight is not the traffic");
+}
+
+void launch(const Product& p, float* staged, const Launch& launch) {
+  with_shape(p.m, [&](auto shape) { launch_shape<decltype(shape)>(p, staged, launch); });
+}
+
+}  // namespace
+
+extern const Choosy kernel = {accepts, quantizes, launch};
+
+}  // namespace quantfuse::product_stream_sm90

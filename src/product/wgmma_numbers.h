@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the kernels of products on wgmma share: blocks of k, and the instruction for a format.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/ptx/wgmma_bytes.h"
+#include "quantfuse/quantfuse.h"
+
+namespace quantfuse::product {
+
+constexpr int kBlockK = 128, kSteps = 4;  // 128 bytes: what a swizzled row has; of 32, what wgmma takes
+
+enum class Scaling { whole, blocks };  // scales that are the same for all k, or one for each 128 of k
+
+// INT8 or E4M3.
+template <qf_format kFormat>
+struct Numbers {
+  static constexpr bool kIsInteger = kFormat == QF_INT8;
+  using Sum = std::conditional_t<kIsInteger, int32_t, float>;
+  // d[64, 2 kSums] (+)= 32 columns of 64 rows, times those of 2 kSums rows.
+  template <int kSums>
+  __device__ static __forceinline__ void multiply(Sum (&d)[kSums], uint64_t rows, uint64_t columns,
+                                                  int adds) {
+    if constexpr (kIsInteger) ptx::wgmma_int8(d, rows, columns, adds);
+    else ptx::wgmma_e4m3(d, rows, columns, adds);
+  }
+};
+
+// Integer sums are exact for as long as they last; all else is promoted to totals: the tensor cores add FP8
+// products with fewer bits than float32 has.
+template <class N, Scaling kScaling>
+inline constexpr bool kPromotes = !N::kIsInteger || kScaling == Scaling::blocks;
+
+}  // namespace quantfuse::product
