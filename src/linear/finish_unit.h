@@ -4,6 +4,8 @@
 // tensor. P is linear::Problem, or another with its epilogue's fields.
 #pragma once
 
+#include "cuda/activation.h"
+#include "cuda/ptx/global_memory.h"
 #include "linear/linear_canonical.h"
 
 namespace quantfuse::linear {
@@ -48,8 +50,8 @@ template <class T>
 __device__ void store_numbers(T* to, int count, const float (&v)[kUnit]) {
   if constexpr (sizeof(T) == 2) {
     if (count == kUnit && reinterpret_cast<uint64_t>(to) % 16 == 0) {
-      *reinterpret_cast<uint4*>(to) = {pack_two<T>(v[0], v[1]), pack_two<T>(v[2], v[3]),
-                                       pack_two<T>(v[4], v[5]), pack_two<T>(v[6], v[7])};
+      ptx::store16(to, {pack_two<T>(v[0], v[1]), pack_two<T>(v[2], v[3]), pack_two<T>(v[4], v[5]),
+                        pack_two<T>(v[6], v[7])});
       return;
     }
   }
@@ -70,10 +72,7 @@ __device__ __forceinline__ void finish_unit(const P& p, float* staged, int64_t r
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) v[i] += more[i];
   }
-  if (p.activation != QF_IDENTITY) {
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) v[i] = activate_device(p.activation, v[i]);
-  }
+  activate(p.activation, v);
   if (p.is_gated()) {
     if (p.bias) {
       load_unit(p.bias.data, p.bias.dtype, p.n_out + col, count, more);

@@ -28,6 +28,7 @@
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dependent_launch.h"
+#include "cuda/ptx/matrix.h"
 #include "cuda/ptx/shared_memory.h"
 #include "product/unit.h"
 #include "product/wgmma_numbers.h"
@@ -35,31 +36,37 @@
 namespace quantfuse::product_stream {
 using namespace product;
 
-constexpr int kConsumers = 2, kConsumerThreads = 128 * kConsumers;  // warpgroups
-constexpr int kBandRows = 16, kStripRows = 64;                      // of a warp, of a warpgroup
-constexpr int kThreads = kConsumerThreads + 128;  // warps that copy the weight, x, scales; and one of no use
+constexpr int kBandRows = 16, kStripRows = 64;  // of a warp, of a warpgroup
+constexpr int kTokenBytes = kBandRows * 4;      // of a band, in shared memory
+constexpr int kFactorsBarrier = 2;              // named
 
-// kStrips: of a warpgroup. With many tokens and few rows x would be as much traffic as the weight.
-template <int kTokens_, int kStrips_, int kBlocksPerSm_>
+// kGroups: of consumers; kStrips: of each. With many tokens and few rows x would be as much traffic as the
+// weight.
+template <int kTokens_, int kGroups_, int kStrips_, int kBlocksPerSm_>
 struct Shape {
-  static constexpr int kTokens = kTokens_, kStrips = kStrips_, kBlocksPerSm = kBlocksPerSm_;
-  static constexpr int kRows = kConsumers * kStripRows * kStrips, kBands = kRows / kBandRows;
+  static constexpr int kTokens = kTokens_, kGroups = kGroups_, kStrips = kStrips_;
+  static constexpr int kBlocksPerSm = kBlocksPerSm_;
+  static constexpr int kConsumerThreads = 128 * kGroups;
+  static constexpr int kThreads = kConsumerThreads + 128;  // a warp each for the weight, x, scales, factors
+  static constexpr int kRows = kGroups * kStrips * kStripRows, kBands = kRows / kBandRows;
   static constexpr int kSums = kTokens / 2;  // of a thread and strip
   // So many sums need more registers than all threads can have: whole warpgroups may trade theirs.
   static constexpr bool kTradesRegisters = kTokens == 128;
   static constexpr int kWeightBytes = kRows * kBlockK, kXBytes = kTokens * kBlockK;
   static constexpr int kStageBytes = kWeightBytes + kXBytes;
-  static constexpr int kScaleBytes = kTokens * 4 + kRows / 128 * 8;  // of a stage
-  static constexpr int kBandBytes = kSums * 32 * 4;
-  static constexpr int kMaxSplits = kTokens == 128 ? 4 : 8;
+  static constexpr int kRowScales =
+      (kRows + 127) / 128 * 2;  // of a stage: of 128 rows, or of their gate and up rows
+  static constexpr int kScaleBytes = kTokens * 4 + (kRowScales * 4 + 15) / 16 * 16;
+  static constexpr int kFactorBytes = kRows * 8 + kTokens * 4;  // scale and bias of rows, scale of tokens
+  static constexpr int kBandBytes = kTokens * kTokenBytes;
+  static constexpr int kMaxSplits = kTokens == 128 && kRows == 256 ? 4 : 8;
   // What the blocks of a cluster send each other lies where the ring was.
   static constexpr int exchange_bytes(int splits) {
     return (kBands + (splits - 1) * ((kBands + splits - 1) / splits)) * kBandBytes;
   }
   static constexpr int kBudget =
       228 * 1024 / kBlocksPerSm - 1024;  // a block takes 1 KB more than it asks for
-  static constexpr int kStages = (kBudget - 256) / (kStageBytes + kScaleBytes);
-  static constexpr int kRingBytes = kStages * kStageBytes;
+  static constexpr int kStages = (kBudget - kFactorBytes - 256) / (kStageBytes + kScaleBytes);
 };
 
 // What the kernel is given.
@@ -69,6 +76,9 @@ struct StreamProblem {
   int32_t token_blocks, k_blocks;
   int32_t splits;    // blocks of a cluster, which share a tile of y
   int64_t x_stride;  // of the scales, from token to token
+  Vector bias;       // in place of the product's
+  bool is_plain;  // y is 16 bits wide, rows of whole units, and no more is to be done than scales and bias:
+                  // worth a way of its own, because to fetch the instructions of the other takes 0.5 us
 };
 
 // Where y's tile is.
@@ -76,7 +86,7 @@ struct Tile {
   int row_block, token_block;
 };
 
-// ---- Shared memory: ring, later bands and inbox | scales of stages | barriers ----
+// ---- Shared memory: ring, scales of stages; later bands, inbox | factors | barriers ----
 
 template <class S>
 struct Smem {
@@ -86,15 +96,17 @@ struct Smem {
       most = S::exchange_bytes(splits) > most ? S::exchange_bytes(splits) : most;
     return most;
   }();
-  static constexpr int kScales = S::kRingBytes > kExchangeBytes ? S::kRingBytes : kExchangeBytes;
-  static constexpr int kFull = kScales + S::kStages * S::kScaleBytes;
+  static constexpr int kRingBytes = S::kStages * (S::kStageBytes + S::kScaleBytes);
+  static constexpr int kFactors = kRingBytes > kExchangeBytes ? kRingBytes : kExchangeBytes;
+  static constexpr int kFull = kFactors + S::kFactorBytes;
   static constexpr int kBytes = kFull + (2 * S::kStages + 1) * 8;
   static_assert(kBytes <= S::kBudget);
 
-  uint32_t ring, scales, full, empty, arrived;
+  uint32_t ring, factors, scales, full, empty, arrived;
   __device__ explicit Smem(const char* shared) {
     ring = ptx::shared_address(shared);
-    scales = ring + kScales;
+    factors = ring + kFactors;
+    scales = ring + S::kStages * S::kStageBytes;
     full = ring + kFull;
     empty = full + 8 * S::kStages;
     arrived = empty + 8 * S::kStages;
@@ -102,6 +114,8 @@ struct Smem {
   __device__ uint32_t weight_at(int stage) const { return ring + stage * S::kStageBytes; }
   __device__ uint32_t x_at(int stage) const { return weight_at(stage) + S::kWeightBytes; }
   __device__ uint32_t scales_at(int stage) const { return scales + stage * S::kScaleBytes; }
+  __device__ uint32_t row_factors(int row) const { return factors + row * 8; }
+  __device__ uint32_t token_scale(int token) const { return factors + S::kRows * 8 + token * 4; }
   __device__ uint32_t band(int index) const { return ring + index * S::kBandBytes; }
   __device__ uint32_t inbox() const { return band(S::kBands); }
 };
@@ -171,9 +185,29 @@ __device__ void produce_scales(const StreamProblem& p, const Smem<S>& smem, cons
 #pragma unroll
     for (int i = lane; i < S::kTokens; i += 32)
       ptx::copy4_async(to + i * 4, x + min(first_token + i, q.m - 1) * p.x_stride + k);
-    if (lane < S::kRows / 64) ptx::copy4_async(to + (S::kTokens + lane) * 4, w + k);
+    if (lane < S::kRowScales) ptx::copy4_async(to + (S::kTokens + lane) * 4, w + k);
     ptx::arrive_after_copies(smem.full + 8 * stage);
   });
+}
+
+// What the epilogue needs of the tile, early: it has nothing to hide the loads behind. One warp.
+template <class S, Scaling kScaling>
+__device__ void produce_factors(const StreamProblem& p, const Smem<S>& smem, const Tile& tile, int lane) {
+  const Product& q = p.product;
+  const bool is_scaled = kScaling == Scaling::whole && !q.is_exact();
+#pragma unroll 4
+  for (int i = lane; i < S::kRows; i += 32) {
+    int64_t row = int64_t{tile.row_block} * S::kRows + i;
+    if (q.has_gate) row = row / 16 * 8 + row % 8 + (row / 8 % 2 ? q.n_out : 0);
+    row = min(row, q.n - 1);
+    ptx::store_shared_float2(smem.row_factors(i), {is_scaled ? q.b.scale_at(row, 0) : 1.0f,
+                                                   p.bias ? float_at(p.bias, row) : 0.0f});
+  }
+#pragma unroll
+  for (int i = lane; i < S::kTokens; i += 32) {
+    const int64_t token = min(int64_t{tile.token_block} * S::kTokens + i, q.m - 1);
+    ptx::store_shared_float(smem.token_scale(i), is_scaled ? q.a.scale_at(token, 0) : 1.0f);
+  }
 }
 
 // ---- The consumers ----
@@ -202,7 +236,7 @@ struct Consumer {
   // sums (+)= the stage's 128 columns of a strip, times x.
   template <class Sums>
   __device__ __forceinline__ void multiply_strip(Sums& sums, int stage, int strip, int adds) const {
-    const uint32_t w = smem.weight_at(stage) + (strip * kConsumers + group) * kStripRows * kBlockK;
+    const uint32_t w = smem.weight_at(stage) + (strip * S::kGroups + group) * kStripRows * kBlockK;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       N::multiply(sums, ptx::swizzled_rows(w, step), ptx::swizzled_rows(smem.x_at(stage), step),
@@ -258,7 +292,7 @@ struct Consumer {
       for (int i = 0; i < S::kSums; ++i) to[i] += sums[i];
     } else {
       const uint32_t x = smem.scales_at(stage) + lane % 4 * 8,
-                     w = smem.scales_at(stage) + S::kTokens * 4 + strip * 8;
+                     w = smem.scales_at(stage) + S::kTokens * 4 + strip * S::kGroups / 2 * 8;
       const float2 of_rows = ptx::load_shared_float2(w);
 #pragma unroll
       for (int i = 0; i < S::kSums; i += 4) {
@@ -271,18 +305,21 @@ struct Consumer {
     }
   }
 
-  // To the bands: row by row of 32 words a number of each lane, each row turned a little further, so that both
-  // this and reading the rows of a token's outputs (Parts) find 32 banks.
+  // To the bands, [token][16 rows]: pieces of 4 rows swapped by token, so that reading them (Parts) finds all
+  // banks, and this half of them.
   __device__ __forceinline__ void store() const {
+    const int q = lane % 4;  // this lane's tokens are 8 u + 2 q and the next, its rows lane / 4 and 8 more
+    const uint32_t place = q * 2 * kTokenBytes + (((lane / 16) ^ q) << 4) + lane / 4 % 4 * 4;
 #pragma unroll
     for (int strip = 0; strip < S::kStrips; ++strip) {
-      const uint32_t to = smem.band((strip * kConsumers + group) * 4 + warp);
+      const uint32_t band = smem.band((strip * S::kGroups + group) * 4 + warp);
+      const uint32_t to[2] = {band + place, band + (place ^ 32)};
 #pragma unroll
       for (int i = 0; i < S::kSums; ++i) {
         uint32_t bits;
         if constexpr (kHasTotals) bits = __float_as_uint(totals[strip][i]);
         else bits = static_cast<uint32_t>(totals[strip][i]);
-        ptx::store_shared4(to + i * 128 + (lane + 4 * i) % 32 * 4, bits);
+        ptx::store_shared4(to[i / 2 % 2] + (i / 4 * 8 + i % 2) * kTokenBytes, bits);
       }
     }
   }
@@ -290,13 +327,16 @@ struct Consumer {
 
 // ---- The epilogue ----
 
-__device__ __forceinline__ void sync_consumers() { ptx::named_barrier_sync<1, kConsumerThreads>(); }
+template <class S>
+__device__ __forceinline__ void sync_consumers() {
+  ptx::named_barrier_sync<1, S::kConsumerThreads>();
+}
 
 // Sends every other block the parts of the bands that it finishes, and waits for theirs.
 template <class S>
 __device__ void exchange_parts(const Smem<S>& smem, const Share<S>& share, int thread) {
   ptx::copy_fence();
-  sync_consumers();
+  sync_consumers<S>();
   ptx::cluster_wait();  // all are done with their rings
   if (thread < share.splits && thread != share.rank) {
     const int bands = share.bands(thread), slot = share.rank - (share.rank > thread);
@@ -314,62 +354,81 @@ struct Parts {
   const Share<S>& share;
 
   __device__ __forceinline__ void load(int band, int token, int half, Total (&v)[kUnit]) const {
-    const int row = token / 8 * 4 + half * 2 + token % 2, turn = token % 8 / 2 + 4 * row;
+    const int own_bands = share.bands(), in_own = band - share.first_band();
+    const uint32_t place = token * kTokenBytes + (((half * 2) ^ (token / 2 % 4)) << 4);
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) v[i] = 0;
 #pragma unroll 1
     for (int part = 0; part < share.splits; ++part) {
       const int slot = part - (part > share.rank);
       const uint32_t from =
-          (part == share.rank
-               ? smem.band(band)
-               : smem.inbox() + (slot * share.bands() + band - share.first_band()) * S::kBandBytes) +
-          row * 128;
+          place +
+          (part == share.rank ? smem.band(band) : smem.inbox() + (slot * own_bands + in_own) * S::kBandBytes);
+      const uint4 low = ptx::load_shared16(from), high = ptx::load_shared16(from ^ 16);
+      const uint32_t bits[kUnit] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
       for (int i = 0; i < kUnit; ++i) {
-        const uint32_t bits = ptx::load_shared4(from + (turn + 4 * i) % 32 * 4);
-        if constexpr (std::is_same_v<Total, float>) v[i] += __uint_as_float(bits);
-        else v[i] = static_cast<int>(static_cast<uint32_t>(v[i]) + bits);  // wraps
+        if constexpr (std::is_same_v<Total, float>) v[i] += __uint_as_float(bits[i]);
+        else v[i] = static_cast<int>(static_cast<uint32_t>(v[i]) + bits[i]);  // wraps
       }
     }
   }
 };
 
-template <class S, class Total, Scaling kScaling>
+// A warp has a unit of 8 outputs of 16 tokens of a band, and the other one; of a gated band the one of 32.
+template <class S, class Total>
 __device__ void finish(const StreamProblem& p, float* staged, const Smem<S>& smem, const Share<S>& share,
-                       const Tile& tile, int thread) {
+                       const Tile& tile, int warp, int lane) {
   const Product& q = p.product;
   const Parts<S, Total> parts = {smem, share};
   const int64_t first_token = int64_t{tile.token_block} * S::kTokens;
   const int tokens = static_cast<int>(min(q.m - first_token, int64_t{S::kTokens}));
-  const int halves = q.has_gate ? 1 : 2;  // of a band that are outputs
-  const auto numbers = [&](const Total(&sums)[kUnit], int64_t row, int64_t col, int count, float(&v)[kUnit]) {
+  const int halves = q.has_gate ? 1 : 2, at_once = 32 / halves, half = lane / at_once;
+  const auto load_numbers = [&](int band, int token, int of_half, float(&v)[kUnit]) {
+    Total sums[kUnit];
+    parts.load(band, token, of_half, sums);
+    const float of_token = ptx::load_shared_float(smem.token_scale(token));
+    const uint32_t factors = smem.row_factors(band * kBandRows + of_half * kUnit);
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) v[i] = static_cast<float>(sums[i]);
-    if (kScaling == Scaling::whole) scale_unit(q, row, col, count, v);
+    for (int i = 0; i < kUnit; i += 2) {
+      const uint4 two = ptx::load_shared16(factors + i * 8);
+      const float scale[2] = {__uint_as_float(two.x), __uint_as_float(two.z)};
+      const float bias[2] = {__uint_as_float(two.y), __uint_as_float(two.w)};
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        v[i + j] = fmaf(static_cast<float>(sums[i + j]), of_token * scale[j], bias[j]);
+    }
   };
-#pragma unroll 1
-  for (int i = thread; i < share.bands() * tokens * halves; i += kConsumerThreads) {
-    const int half = i % halves, token = i / halves % tokens;
-    const int band = share.first_band() + i / halves / tokens;
+  // The warps take the bands in turn, and of each the next tokens.
+  const int bands = share.bands();
+  int in_own = warp, token = lane % at_once;
+  while (true) {
+    for (; in_own >= bands; in_own -= bands) token += at_once;
+    if (token - lane % at_once >= tokens) return;
+    const int band = share.first_band() + in_own;
+    in_own += S::kGroups * 4;
     const int64_t row = first_token + token;
     const int64_t col = ((int64_t{tile.row_block} * S::kBands + band) * halves + half) * kUnit;
-    if (col >= q.n_out) continue;
+    if (token >= tokens || col >= q.n_out) continue;
     const int count = static_cast<int>(min(q.n_out - col, int64_t{kUnit}));
-    Total sums[kUnit];
-    parts.load(band, token, half, sums);
     if constexpr (!std::is_same_v<Total, float>) {
       if (q.is_exact()) {
+        int sums[kUnit];
+        parts.load(band, token, half, sums);
         store_exact(q, row, col, count, sums);
         continue;
       }
     }
     float v[kUnit], up[kUnit] = {};
-    numbers(sums, row, col, count, v);
-    if (q.has_gate) {
-      parts.load(band, token, 1, sums);
-      numbers(sums, row, q.n_out + col, count, up);
+    load_numbers(band, token, half, v);
+    if (p.is_plain) {
+      const bool is_bf16 = q.out.y.dtype == DType::bf16;
+      ptx::store16(q.out.y.row<uint16_t>(row) + col,
+                   {ptx::pack_two(v[0], v[1], is_bf16), ptx::pack_two(v[2], v[3], is_bf16),
+                    ptx::pack_two(v[4], v[5], is_bf16), ptx::pack_two(v[6], v[7], is_bf16)});
+      continue;
     }
+    if (q.has_gate) load_numbers(band, token, 1, up);
     linear::finish_unit(q, staged, row, col, v, up);
   }
 }
@@ -377,21 +436,21 @@ __device__ void finish(const StreamProblem& p, float* staged, const Smem<S>& sme
 // ---- The kernel ----
 
 template <class S, class N, Scaling kScaling>
-__global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
+__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     stream_kernel(const __grid_constant__ StreamProblem p, float* staged) {
   extern __shared__ __align__(1024) char shared[];
   const Smem<S> smem(shared);
-  const Share<S> share(p);
   const int index = static_cast<int>(blockIdx.x) / p.splits;
   const Tile tile = {index / p.token_blocks, index % p.token_blocks};
+  const Share<S> share(p);
   const int thread = static_cast<int>(threadIdx.x);
   const bool is_split = p.splits > 1;
   ptx::allow_next_kernel();
+  if (thread == 32) ptx::prefetch_map(p.w), ptx::prefetch_map(p.x);
   if (thread == 0) {
-    ptx::prefetch_map(p.w), ptx::prefetch_map(p.x);
     for (int i = 0; i < S::kStages; ++i) {
       ptx::barrier_init(smem.full + 8 * i, kScaling == Scaling::blocks ? 34 : 2);
-      ptx::barrier_init(smem.empty + 8 * i, kConsumers * 4);
+      ptx::barrier_init(smem.empty + 8 * i, S::kGroups * 4);
     }
     ptx::barrier_init(smem.arrived, 1);
     ptx::barrier_init_fence();
@@ -400,12 +459,16 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
   __syncthreads();
   ptx::wait_for_previous_kernel();  // which may have written any of what follows
 
-  if (thread >= kConsumerThreads) {
+  if (thread >= S::kConsumerThreads) {
     if constexpr (S::kTradesRegisters) ptx::release_registers<72>();
-    const int warp = (thread - kConsumerThreads) / 32, lane = thread % 32;
+    const int warp = (thread - S::kConsumerThreads) / 32, lane = thread % 32;
     if (warp == 0 && lane == 0) produce_weight(p, smem, share, tile);
     if (warp == 1 && lane == 0) produce_x(p, smem, share, tile);
     if (warp == 2 && kScaling == Scaling::blocks) produce_scales(p, smem, share, tile, lane);
+    if (warp == 3) {
+      produce_factors<S, kScaling>(p, smem, tile, lane);
+      ptx::named_barrier_arrive(kFactorsBarrier, S::kConsumerThreads + 32);
+    }
     __syncwarp();
     if (is_split) {
       ptx::cluster_arrive();
@@ -418,12 +481,12 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
   if constexpr (S::kTradesRegisters) ptx::claim_registers<216>();
   Consumer<S, N, kScaling> consumer = {smem, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
   consumer.multiply(share.end_k - share.first_k);
-  sync_consumers();
-  if (is_split) ptx::cluster_arrive();  // this block's ring is free
+  ptx::named_barrier_sync(kFactorsBarrier, S::kConsumerThreads + 32);  // also of the consumers, with the ring
+  if (is_split) ptx::cluster_arrive();                                 // this block's ring is free
   consumer.store();
   if (is_split) exchange_parts(smem, share, thread);
-  else sync_consumers();
-  finish<S, typename decltype(consumer)::Total, kScaling>(p, staged, smem, share, tile, thread);
+  else sync_consumers<S>();
+  finish<S, typename decltype(consumer)::Total>(p, staged, smem, share, tile, thread / 32, thread % 32);
   if (is_split) ptx::cluster_wait();
 }
 

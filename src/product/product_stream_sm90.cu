@@ -14,23 +14,32 @@ namespace quantfuse::product_stream_sm90 {
 using namespace product_stream;
 namespace {
 
-// run(Shape): as few tokens as hold all.
+// run(Shape): as few tokens as hold all, and more rows where there are so many that blocks of fewer would only
+// fetch x more often.
 template <class Run>
-void with_shape(int64_t m, const Run& run) {
-  if (m <= 16) run(Shape<16, 1, 2>{});
-  else if (m <= 32) run(Shape<32, 1, 2>{});
-  else if (m <= 64) run(Shape<64, 2, 1>{});
-  else run(Shape<128, 2, 1>{});
+void with_shape(const Product& p, const Run& run) {
+  const int64_t sms = gpu_num_sms(p.device.id);
+  if (p.m <= 16) run(Shape<16, 1, 1, 2>{});
+  else if (p.m <= 32) run(Shape<32, 1, 1, 2>{});
+  else if (p.m <= 64 && p.n <= sms * 64) run(Shape<64, 1, 1, 2>{});
+  else if (p.m <= 64) run(Shape<64, 2, 1, 2>{});
+  else if (p.n <= sms * 64) run(Shape<128, 2, 1, 1>{});
+  else run(Shape<128, 2, 2, 1>{});
 }
 
-// As many blocks for a tile as there are places for, of two blocks of k or more.
+// A block for each SM, or three for four where a block has an SM to itself, keep enough of the weight on its
+// way; the more blocks share a tile, the longer it takes to bring their parts together.
 template <class S>
 int32_t choose_splits(const Product& p, int64_t tiles, int64_t k_blocks) {
-  const int64_t places = static_cast<int64_t>(gpu_num_sms(p.device.id)) * S::kBlocksPerSm;
-  // Pairs of blocks find a place on all SMs, larger clusters leave a few of them over.
-  const int64_t fitting = std::max(places * 97 / 100 / tiles, std::min<int64_t>(places / tiles, 2));
-  return static_cast<int32_t>(
-      std::clamp<int64_t>(fitting, 1, std::min<int64_t>(S::kMaxSplits, std::max<int64_t>(k_blocks / 2, 1))));
+  const int64_t sms = gpu_num_sms(p.device.id), wanted = S::kBlocksPerSm == 1 ? sms * 3 / 4 : sms;
+  const int64_t most = std::min<int64_t>(S::kMaxSplits, std::max<int64_t>(k_blocks / 2, 1));
+  return static_cast<int32_t>(std::clamp<int64_t>(wanted / tiles, 1, most));
+}
+
+bool is_plain(const Product& p, bool is_staged) {
+  const Matrix& y = p.out.y;
+  return (y.dtype == DType::f16 || y.dtype == DType::bf16) && has_boxes(y) && p.n % kUnit == 0 &&
+         !p.has_gate && p.activation == QF_IDENTITY && !p.residual && !p.out.is_quantized() && !is_staged;
 }
 
 template <class S>
@@ -39,9 +48,11 @@ void launch_shape(const Product& p, float* staged, const Launch& launch) {
   problem.token_blocks = static_cast<int32_t>(ceil_div(p.m, S::kTokens));
   problem.k_blocks = static_cast<int32_t>(ceil_div(p.k, kBlockK));
   problem.x_stride = token_scale_stride(p);
+  problem.bias = p.bias, problem.product.bias = {};
+  problem.is_plain = is_plain(p, staged != nullptr);
   const int64_t tiles = ceil_div(p.n, S::kRows) * problem.token_blocks;
   problem.splits = choose_splits<S>(p, tiles, problem.k_blocks);
-  LaunchShape shape = {dim3(static_cast<unsigned>(tiles * problem.splits)), dim3(kThreads),
+  LaunchShape shape = {dim3(static_cast<unsigned>(tiles * problem.splits)), dim3(S::kThreads),
                        static_cast<size_t>(Smem<S>::kBytes), /*overlap_previous=*/true};
   shape.cluster = static_cast<unsigned>(problem.splits);
   choose_bool(p.a.format == QF_INT8, [&](auto is_int8) {
@@ -60,7 +71,7 @@ Requirements accepts(const Product& p) {
 }
 
 void launch(const Product& p, float* staged, const Launch& launch) {
-  with_shape(p.m, [&](auto shape) { launch_shape<decltype(shape)>(p, staged, launch); });
+  with_shape(p, [&](auto shape) { launch_shape<decltype(shape)>(p, staged, launch); });
 }
 
 }  // namespace

@@ -31,8 +31,11 @@ __device__ __forceinline__ void store_exact(const Product& p, int64_t row, int64
                                             const int (&v)[kUnit]) {
   auto* to = p.out.y.row<int32_t>(row) + col;
   if (count == kUnit && reinterpret_cast<uint64_t>(to) % 16 == 0) {
-    reinterpret_cast<int4*>(to)[0] = {v[0], v[1], v[2], v[3]};
-    reinterpret_cast<int4*>(to)[1] = {v[4], v[5], v[6], v[7]};
+    uint32_t words[kUnit];
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) words[i] = static_cast<uint32_t>(v[i]);
+    ptx::store16(to, {words[0], words[1], words[2], words[3]});
+    ptx::store16(to + 4, {words[4], words[5], words[6], words[7]});
   } else {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
