@@ -14,8 +14,8 @@ namespace quantfuse::product_stream_sm90 {
 using namespace product_stream;
 namespace {
 
-// run(Shape): as few tokens as hold all, and more rows where there are so many that blocks of fewer would only
-// fetch x more often.
+// run(Shape): as few tokens as hold all, and more rows where there are so many that blocks of fewer would
+// only fetch x more often.
 template <class Run>
 void with_shape(const Product& p, const Run& run) {
   const int64_t sms = gpu_num_sms(p.device.id);

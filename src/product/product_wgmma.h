@@ -12,8 +12,8 @@
 // rows to both. Blocks stay and take tile after tile. A warpgroup that has finished its part of a tile writes
 // it out while the other one still multiplies: the ring lets them be a few stages apart.
 //
-// Sums that are promoted (wgmma_numbers.h) are those of 128 products, added to totals in float32, scaled where
-// the operands are scaled by blocks.
+// Sums that are promoted (wgmma_numbers.h) are those of 128 products, added to totals in float32, scaled
+// where the operands are scaled by blocks.
 //
 // Of a gated weight a tile has 8 gate rows and their 8 up rows in turn, so that a thread has both.
 //
