@@ -186,8 +186,9 @@ def _foldable_norms(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _fold(model: nn.Module, name: str | None, scheme: Scheme) -> RMSNorm | None:
-    """The norm with a quantized output, in whose place the model now hands its input through."""
-    if name is None or scheme.act_quant is None:
+    """The norm, with a quantized output where the scheme wants one; in its place the model now hands its
+    input through."""
+    if name is None:
         return None
     norm: Any = model.get_submodule(name)
     known = _gain_offset(norm)

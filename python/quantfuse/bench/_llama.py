@@ -95,8 +95,11 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
-    """Takes and returns the residual stream and what is still to be added to it, so that a compiler makes one
-    kernel of the addition and the norm behind it."""
+    """Takes and returns the residual stream and what is still to be added to it: where ``adds_late``, the
+    output of the MLP, so that a compiler makes one kernel of the addition and the norm behind it. A quantized
+    MLP adds by itself."""
+
+    adds_late = True
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
@@ -108,9 +111,11 @@ class LlamaDecoderLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x + delta
+        if self.adds_late:
+            x = x + delta
         x = x + self.self_attn(self.input_layernorm(x), positions, rotation, mask)
-        return x, self.mlp(self.post_attention_layernorm(x))
+        y = self.mlp(self.post_attention_layernorm(x))
+        return (x, y) if self.adds_late else (x + y, delta)
 
 
 class Llama(nn.Module):
