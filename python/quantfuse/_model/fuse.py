@@ -208,8 +208,9 @@ def _gain_offset(norm: Any) -> tuple[int, float] | None:
     if not isinstance(weight, torch.Tensor) or not isinstance(eps, float):
         return None
     probe = copy.deepcopy(norm).to_empty(device="cpu").float()
-    gain = torch.linspace(0.5, 1.5, weight.shape[0])
-    x = torch.linspace(-2, 3, weight.shape[0])
+    options: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are meanwhile
+    gain = torch.linspace(0.5, 1.5, weight.shape[0], **options)
+    x = torch.linspace(-2, 3, weight.shape[0], **options)
     with torch.no_grad():
         probe.weight.copy_(gain)
         y = probe(x[None])[0]

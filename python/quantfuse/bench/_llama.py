@@ -8,11 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from .._model.decoding import flex_options
-
-_BLOCK = 128  # tokens of the cache that flex_attention reads or leaves together
+from .._attention import decode_attention
 
 
 class Shape(NamedTuple):
@@ -37,7 +34,7 @@ SHAPES = {
 
 class LlamaAttention(nn.Module):
     """Attention over a cache of fixed length. Several tokens at once are a prompt, and start the cache; one
-    token attends to all that are there, its own included."""
+    token attends to all that are there, its own included: ``seen`` is their number or, for SDPA, a mask."""
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
@@ -50,7 +47,7 @@ class LlamaAttention(nn.Module):
         self.keys: torch.Tensor
         self.values: torch.Tensor
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, rotation: Any, seen: Any) -> torch.Tensor:
         shape = self.shape
         batch, length, _ = x.shape
         heads = (batch, length, -1, shape.head_dim)
@@ -61,16 +58,14 @@ class LlamaAttention(nn.Module):
         self.values.index_copy_(2, positions, v)
         if length > 1:
             y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        elif isinstance(mask, BlockMask):
-            options: Any = flex_options(self.keys)
-            y = flex_attention(
-                q, self.keys, self.values, block_mask=mask, enable_gqa=True, kernel_options=options
-            )
+            y = y.transpose(1, 2)
+        elif seen.dtype == torch.int32:
+            y = decode_attention(q, self.keys, self.values, seen)
         else:
             group = shape.heads // shape.kv_heads
             keys, values = _repeat(self.keys, group), _repeat(self.values, group)
-            y = nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        result: torch.Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+            y = nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen).transpose(1, 2)
+        result: torch.Tensor = self.o_proj(y.reshape(batch, length, -1))
         return result
 
 
@@ -109,11 +104,11 @@ class LlamaDecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=1e-5, **options)
 
     def forward(
-        self, x: torch.Tensor, delta: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.adds_late:
+        self, x: torch.Tensor, delta: torch.Tensor | None, positions: torch.Tensor, rotation: Any, seen: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if delta is not None:
             x = x + delta
-        x = x + self.self_attn(self.input_layernorm(x), positions, rotation, mask)
+        x = x + self.self_attn(self.input_layernorm(x), positions, rotation, seen)
         y = self.mlp(self.post_attention_layernorm(x))
         return (x, y) if self.adds_late else (x + y, delta)
 
@@ -130,11 +125,10 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def make_cache(self, batch: int, length: int, attention: str = "sdpa") -> None:
-        """``attention`` is what decodes: ``sdpa``, as Transformers calls it by default, or ``flex``, which
-        reads each head of the cache once and no further than it is filled."""
+        """``attention`` is what decodes: ``sdpa``, as Transformers calls it by default, or ``decode``, which
+        is ``decode_attention``."""
         weight, shape = self.norm.weight, self.shape
-        self._position = torch.zeros(1, device=weight.device, dtype=torch.int64)
-        self._blocks = _block_mask(self._position, length) if attention == "flex" else None
+        self._attention = attention
         size = (batch, shape.kv_heads, length, shape.head_dim)
         for layer in self.layers:
             for name in ("keys", "values"):
@@ -147,39 +141,26 @@ class Llama(nn.Module):
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The most likely next token of each sequence, ``[batch, 1]``. A prompt's positions start at 0."""
-        x, rotation, mask = self.before_layers(tokens, positions)
-        delta = torch.zeros_like(x)
+        x, rotation, seen = self.before_layers(tokens, positions)
+        delta = torch.zeros_like(x) if any(layer.adds_late for layer in self.layers) else None
         for layer in self.layers:
-            x, delta = layer(x, delta, positions, rotation, mask if self._blocks is None else self._blocks)
+            x, delta = layer(x, delta, positions, rotation, seen)
         return self.after_layers(x, delta)
 
     def before_layers(self, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[Any, Any, Any]:
-        """The residual stream, the rotation, and the mask of one token, whose keys are all up to its own."""
+        """The residual stream, the rotation, and what one token sees: all up to its own."""
         rotation = (self.tables[0, positions, None], self.tables[1, positions, None])
+        if self._attention == "decode":
+            return self.embed_tokens(tokens), rotation, (positions[-1:] + 1).to(torch.int32)
         mask = torch.arange(self.tables.shape[1], device=positions.device)[None] <= positions[:, None]
-        if self._blocks is not None:
-            self._position.copy_(positions[-1:])
-            self._blocks.kv_num_blocks.copy_((positions[-1:] // _BLOCK + 1).view(1, 1, 1))
         return self.embed_tokens(tokens), rotation, mask
 
-    def after_layers(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        logits = self.lm_head(self.norm((x + delta)[:, -1:]))
+    def after_layers(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        logits = self.lm_head(self.norm((x if delta is None else x + delta)[:, -1:]))
         parts = logits.unflatten(-1, (-1, 32))  # a compiler gives a row of logits to one processor
         best, where = parts.max(-1)
         part = best.argmax(-1, keepdim=True)
         return (where + torch.arange(0, logits.shape[-1], 32, device=x.device)).gather(-1, part)[..., 0]
-
-
-def _block_mask(position: torch.Tensor, length: int) -> BlockMask:
-    """The blocks of a cache of ``length`` tokens that are to be read for the token at ``position``."""
-    indices = torch.arange(-(-length // _BLOCK), device=position.device, dtype=torch.int32)
-    return BlockMask.from_kv_blocks(
-        torch.ones(1, 1, 1, device=position.device, dtype=torch.int32),
-        indices.view(1, 1, 1, -1),
-        BLOCK_SIZE=_BLOCK,
-        mask_mod=lambda batch, head, query, key: key <= position[0],
-        seq_lengths=(1, length),
-    )
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
