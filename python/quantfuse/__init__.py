@@ -51,6 +51,7 @@ from .calibration import calibrate_and_quantize
 
 if TYPE_CHECKING:
     from . import nn as nn
+    from ._attention import append_and_attend as append_and_attend
     from ._attention import decode_attention as decode_attention
     from ._model.compile import compile_options as compile_options
     from ._model.load import load_quantized as load_quantized
@@ -64,6 +65,7 @@ __version__ = version()
 _LAZY = {
     "QuantFuseConfig": "integrations.transformers",
     "nn": "nn",
+    "append_and_attend": "_attention",
     "compile_options": "_model.compile",
     "decode_attention": "_attention",
     "load_quantized": "_model.load",

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of ``decode_attention``.
+"""The kernel of ``decode_attention`` and ``append_and_attend``.
 
     parts of a head's tokens:   | block 0 | block 1 | ... | block 0 | ...      blocks of a split by turns
     each:  q, keys --dot--> scores --softmax so far--> p, values --dot--> acc       flash attention
     the last of a head's splits to arrive adds up what all have left in memory, in order: the same bits always
+    where the token is appended, the first split rotates it, writes it to the cache and begins with its score
 
 What takes time with few tokens is latency: all of a split's first keys and values are on their way at once,
 and there is no second launch. As in all our kernels the next one may start at once and waits for this one to
@@ -29,6 +30,10 @@ def _kernel(
     values,
     lengths,
     mask,
+    k_new,
+    v_new,
+    cos,
+    sin,
     y,
     sums,
     tops,
@@ -37,6 +42,11 @@ def _kernel(
     size,
     q_batch,
     q_head,
+    new_k_batch,
+    new_k_head,
+    new_v_batch,
+    new_v_head,
+    rotation_batch,
     k_batch,
     k_head,
     k_token,
@@ -46,6 +56,7 @@ def _kernel(
     length_batch,
     mask_batch,
     HAS_MASK: tl.constexpr,
+    APPENDS: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
@@ -61,15 +72,37 @@ def _kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     split, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    length = tl.minimum(tl.load(lengths + batch * length_batch), size)
+    length = tl.minimum(tl.load(lengths + batch * length_batch), size).to(tl.int32)
     rows, cols, tokens = tl.arange(0, ROWS), tl.arange(0, COLS), tl.arange(0, BLOCK)
     is_col = cols[None, :] < WIDTH
-    at = q + batch * q_batch + (head * GROUP + rows)[:, None] * q_head + cols[None, :]
-    x = tl.load(at, mask=(rows[:, None] < GROUP) & is_col, other=0.0)
+    is_x = (rows[:, None] < GROUP) & is_col
+    q_row = q + batch * q_batch + (head * GROUP + rows)[:, None] * q_head
+    x = tl.load(q_row + cols[None, :], mask=is_x, other=0.0)
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, COLS], tl.float32)
+    if APPENDS:
+        other = tl.where(cols < WIDTH // 2, cols + WIDTH // 2, cols - WIDTH // 2)
+        c = tl.load(cos + batch * rotation_batch + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
+        s = tl.load(sin + batch * rotation_batch + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
+        s = tl.where(cols < WIDTH // 2, -s, s)
+        x_other = tl.load(q_row + other[None, :], mask=is_x, other=0.0).to(tl.float32)
+        x = (x.to(tl.float32) * c[None, :] + x_other * s[None, :]).to(q.dtype.element_ty)
+        if (split == 0) & (length < size):
+            k_row = k_new + batch * new_k_batch + head * new_k_head
+            k_first = tl.load(k_row + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
+            k_other = tl.load(k_row + other, mask=cols < WIDTH, other=0.0).to(tl.float32)
+            v_first = tl.load(v_new + batch * new_v_batch + head * new_v_head + cols, mask=cols < WIDTH, other=0.0)
+            k_first = (k_first * c + k_other * s).to(keys.dtype.element_ty)
+            to_k = keys + batch * k_batch + head * k_head + length.to(tl.int64) * k_token
+            to_v = values + batch * v_batch + head * v_head + length.to(tl.int64) * v_token
+            tl.store(to_k + cols, k_first, mask=cols < WIDTH)
+            tl.store(to_v + cols, v_first, mask=cols < WIDTH)
+            score = tl.sum(x.to(tl.float32) * k_first.to(tl.float32)[None, :], 1)
+            top = score * (scale * 1.4426950408889634)
+            total += 1.0
+            acc += v_first.to(tl.float32)[None, :]
     k_at = keys + batch * k_batch + head * k_head + cols[None, :]
     v_at = values + batch * v_batch + head * v_head + cols[None, :]
     for start in tl.range(split * BLOCK, length, SPLITS * BLOCK):
@@ -93,13 +126,11 @@ def _kernel(
     out = y + (batch * HEADS + head * GROUP) * WIDTH
     if SPLITS == 1:
         result = acc / tl.where(total > 0, total, 1.0)[:, None]
-        at = out + rows[:, None] * WIDTH + cols[None, :]
-        tl.store(at, result.to(y.dtype.element_ty), mask=(rows[:, None] < GROUP) & is_col)
+        tl.store(out + rows[:, None] * WIDTH + cols[None, :], result.to(y.dtype.element_ty), mask=is_x)
     else:
         of_head = batch * tl.num_programs(1) + head
         part = of_head * SPLITS + split
-        at = sums + (part * GROUP + rows)[:, None] * WIDTH + cols[None, :]
-        tl.store(at, acc, mask=(rows[:, None] < GROUP) & is_col)
+        tl.store(sums + (part * GROUP + rows)[:, None] * WIDTH + cols[None, :], acc, mask=is_x)
         tl.store(tops + (part * GROUP + rows) * 2, top, mask=rows < GROUP)
         tl.store(tops + (part * GROUP + rows) * 2 + 1, total, mask=rows < GROUP)
         tl.debug_barrier()  # all threads have stored, and one says so
@@ -145,11 +176,21 @@ def plan(batch: int, kv_heads: int, size: int, width: int, processors: int) -> t
 
 
 def launch(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, mask: Any, scale: float
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    mask: Any,
+    scale: float,
+    new: tuple[Any, Any] = (None, None),
+    rotation: tuple[Any, Any] = (None, None),
 ) -> torch.Tensor:
+    """With ``new``, the k and v of the token, and its ``rotation``, the token is appended: ``lengths`` do not
+    count it, and rows of the cache are contiguous."""
     batch, heads, _, width = q.shape
     kv_heads, size = keys.shape[1:3]
-    q, keys, values = (tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in (q, keys, values))
+    q, keys, values, *new = (_with_whole_rows(tensor) for tensor in (q, keys, values, *new))
+    cos, sin = (None if tensor is None else tensor.contiguous() for tensor in rotation)
     mask = mask if mask is None or mask.stride(1) == 1 else mask.contiguous()
     y = q.new_empty((batch, 1, heads, width))
     if y.numel() == 0:
@@ -168,6 +209,9 @@ def launch(
         values,
         lengths,
         mask,
+        *new,
+        cos,
+        sin,
         y,
         sums,
         tops,
@@ -176,11 +220,14 @@ def launch(
         size,
         q.stride(0),
         q.stride(1),
+        *(stride for tensor in new for stride in ((0, 0) if tensor is None else tensor.stride()[:2])),
+        0 if cos is None or cos.shape[0] == 1 else width,
         *keys.stride()[:3],
         *values.stride()[:3],
         int(lengths.shape[0] > 1),
         0 if mask is None else mask.stride(0),
         HAS_MASK=mask is not None,
+        APPENDS=cos is not None,
         HEADS=heads,
         GROUP=group,
         GROUP_ROWS=triton.next_power_of_2(group),
@@ -196,6 +243,10 @@ def launch(
         **more,
     )
     return y
+
+
+def _with_whole_rows(tensor: Any) -> Any:
+    return tensor if tensor is None or tensor.stride(3) == 1 else tensor.contiguous()
 
 
 def _device(q: torch.Tensor) -> tuple[int, bool]:

@@ -83,14 +83,91 @@ def test_what_does_not_fit_is_named(change, message):
         qf.decode_attention(**(given | change))
 
 
+# ---- With the token appended ----
+
+
+def new_token(shape, dtype=torch.float32, device="cpu"):
+    """q, k, v, rotation, keys, values, positions: the first and the last place are among them."""
+    q, keys, values, _, _ = example(shape, dtype, device)
+    batch, _, kv_heads, size, width = shape
+    k, v = (torch.randn(batch, kv_heads, 1, width, device=device).to(dtype) for _ in range(2))
+    rotation = tuple(torch.randn(batch, width, device=device).to(dtype) for _ in range(2))
+    positions = torch.randint(0, size, (batch,), device=device)
+    positions[0], positions[-1] = 0, size - 1
+    return q, k, v, rotation, keys, values, positions
+
+
+def rotated(x, rotation):
+    first, second = x.float().chunk(2, -1)
+    cos, sin = (table.float()[:, None, None] for table in rotation)
+    return (x.float() * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
+
+
+def appended(q, k, v, rotation, keys, values, positions):
+    """What is right, from a copy of the cache: y, keys, values."""
+    keys, values, places = keys.clone(), values.clone(), positions.expand(len(q))
+    for b, place in enumerate(places.tolist()):
+        if place < keys.shape[2]:
+            keys[b, :, place], values[b, :, place] = rotated(k, rotation)[b, :, 0], v[b, :, 0]
+    return exact(rotated(q, rotation), keys, values, places + 1, None), keys, values
+
+
+def check_append(arguments, tolerance):
+    right, right_keys, right_values = appended(*arguments)
+    got = qf.append_and_attend(*arguments)
+    torch.testing.assert_close(got.double(), right, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(arguments[4], right_keys, rtol=tolerance, atol=tolerance)
+    assert torch.equal(arguments[5], right_values)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_token_is_appended(shape):
+    check_append(new_token(shape), 1e-5)
+
+
+def test_a_token_beyond_the_end_is_not_written():
+    *given, keys, values, positions = new_token(SHAPES[1])
+    positions[0], before = 200, (keys.clone(), values.clone())
+    check_append((*given, keys, values, positions), 1e-5)
+    assert torch.equal(keys[0], before[0][0])
+    assert torch.equal(values[0], before[1][0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": torch.zeros(2, 8, 1, 64)}, r"k has shape \(2, 8, 1, 64\), expected \(2, 2, 1, 64\)"),
+        ({"v": torch.zeros(2, 2, 1, 64).half()}, "v has type torch.float16, q torch.float32"),
+        ({"rotation": (torch.zeros(2, 32), torch.zeros(2, 32))}, r"cos has shape \(2, 32\)"),
+        ({"rotation": (torch.zeros(2, 64), torch.zeros(1, 64))}, "cos and sin are to have the same"),
+        ({"positions": torch.zeros(2)}, "positions has type torch.float32"),
+        ({"positions": torch.zeros(3, dtype=torch.int64)}, r"positions has shape \(3,\)"),
+        ({"keys": torch.zeros(2, 2, 64, 200).mT}, "rows of keys and values are to be contiguous"),
+    ],
+)
+def test_what_cannot_be_appended_is_named(change, message):
+    names = ("q", "k", "v", "rotation", "keys", "values", "positions")
+    given = dict(zip(names, new_token(SHAPES[1]), strict=True)) | change
+    with pytest.raises(ValueError, match=message):
+        qf.append_and_attend(**given)
+
+
+# ---- The kernel ----
+
 INTERPRETED = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from quantfuse import _attention, _attention_triton
-from test_attention import SHAPES, example
+from test_attention import SHAPES, example, new_token
 
 for shape in SHAPES:
+    q, k, v, rotation, keys, values, positions = new_token(shape)
+    more = (positions, None, shape[-1] ** -0.5, (k, v), rotation)
+    got = _attention_triton.launch(q, own := keys.clone(), own_values := values.clone(), *more)
+    right = _attention._composed_append(q, k, v, *rotation, keys, values, positions, shape[-1] ** -0.5)
+    for pair in ((got, right), (own, keys), (own_values, values)):
+        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-5)
     *tensors, mask = example(shape)
     for mask in (None, mask):
         arguments = (*tensors, mask, shape[-1] ** -0.5)
@@ -130,6 +207,13 @@ def test_on_a_gpu(cuda, shape, dtype):
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_token_is_appended_on_a_gpu(cuda, shape, dtype):
+    tolerance = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}[dtype]
+    check_append(new_token(shape, dtype, cuda), tolerance)
+
+
 def test_rows_that_are_not_contiguous(cuda):
     q, keys, values, lengths, mask = example(SHAPES[1], torch.bfloat16, cuda)
     expected = qf.decode_attention(q, keys, values, lengths, mask)
@@ -162,7 +246,7 @@ def test_between_quantized_layers_in_a_graph(cuda):
         y = x
         for _ in range(8):
             q = layers[0](y).view(1, 32, 1, 128)
-            y = layers[1](qf.decode_attention(q, keys, values, lengths).view(1, 1, 4096)) + y
+            y = layers[1](qf.decode_attention(q, keys, values, lengths).view(1, 1, 4096))
         return y
 
     with torch.no_grad():
@@ -186,3 +270,5 @@ def test_opcheck(device):
         pytest.skip("torch finds no CUDA device")
     tensors = example(SHAPES[1], device=device)
     torch.library.opcheck(torch.ops.quantfuse.decode_attention.default, (*tensors, 0.125))
+    q, k, v, rotation, *others = new_token(SHAPES[1], device=device)
+    torch.library.opcheck(torch.ops.quantfuse.append_and_attend.default, (q, k, v, *rotation, *others, 0.125))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .._attention import decode_attention
+from .._attention import append_and_attend
 
 
 class Shape(NamedTuple):
@@ -34,7 +34,7 @@ SHAPES = {
 
 class LlamaAttention(nn.Module):
     """Attention over a cache of fixed length. Several tokens at once are a prompt, and start the cache; one
-    token attends to all that are there, its own included: ``seen`` is their number or, for SDPA, a mask."""
+    token attends to all that are there, its own included, by SDPA where there is a mask of them."""
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
@@ -47,26 +47,29 @@ class LlamaAttention(nn.Module):
         self.keys: torch.Tensor
         self.values: torch.Tensor
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, rotation: Any, seen: Any) -> torch.Tensor:
-        shape = self.shape
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any) -> torch.Tensor:
         batch, length, _ = x.shape
-        heads = (batch, length, -1, shape.head_dim)
-        q = _rotate(self.q_proj(x).view(heads), *rotation).transpose(1, 2)
-        k = _rotate(self.k_proj(x).view(heads), *rotation).transpose(1, 2)
-        v = self.v_proj(x).view(heads).transpose(1, 2)
-        self.keys.index_copy_(2, positions, k)
-        self.values.index_copy_(2, positions, v)
-        if length > 1:
-            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            y = y.transpose(1, 2)
-        elif seen.dtype == torch.int32:
-            y = decode_attention(q, self.keys, self.values, seen)
+        heads = (batch, length, -1, self.shape.head_dim)
+        q, k, v = (layer(x).view(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        if length == 1 and mask is None:
+            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+            of_token = (rotation[0][:, 0], rotation[1][:, 0])
+            y = append_and_attend(q, k, v, of_token, self.keys, self.values, positions)
         else:
-            group = shape.heads // shape.kv_heads
-            keys, values = _repeat(self.keys, group), _repeat(self.values, group)
-            y = nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen).transpose(1, 2)
+            q, k = (_rotate(part, *rotation) for part in (q, k))
+            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+            self.keys.index_copy_(2, positions, k)
+            self.values.index_copy_(2, positions, v)
+            y = self._attended(q, k, v, mask).transpose(1, 2)
         result: torch.Tensor = self.o_proj(y.reshape(batch, length, -1))
         return result
+
+    def _attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
+        attention = nn.functional.scaled_dot_product_attention
+        if q.shape[2] > 1:
+            return attention(q, k, v, is_causal=True, enable_gqa=True)
+        group = self.shape.heads // self.shape.kv_heads
+        return attention(q, _repeat(self.keys, group), _repeat(self.values, group), attn_mask=mask)
 
 
 def _repeat(heads: torch.Tensor, times: int) -> torch.Tensor:
@@ -104,11 +107,11 @@ class LlamaDecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=1e-5, **options)
 
     def forward(
-        self, x: torch.Tensor, delta: torch.Tensor | None, positions: torch.Tensor, rotation: Any, seen: Any
+        self, x: torch.Tensor, delta: torch.Tensor | None, positions: torch.Tensor, rotation: Any, mask: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if delta is not None:
             x = x + delta
-        x = x + self.self_attn(self.input_layernorm(x), positions, rotation, seen)
+        x = x + self.self_attn(self.input_layernorm(x), positions, rotation, mask)
         y = self.mlp(self.post_attention_layernorm(x))
         return (x, y) if self.adds_late else (x + y, delta)
 
@@ -125,8 +128,8 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def make_cache(self, batch: int, length: int, attention: str = "sdpa") -> None:
-        """``attention`` is what decodes: ``sdpa``, as Transformers calls it by default, or ``decode``, which
-        is ``decode_attention``."""
+        """``attention`` is what decodes: ``sdpa``, as Transformers calls it by default, or ``append``, which
+        is ``append_and_attend``."""
         weight, shape = self.norm.weight, self.shape
         self._attention = attention
         size = (batch, shape.kv_heads, length, shape.head_dim)
@@ -141,18 +144,19 @@ class Llama(nn.Module):
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The most likely next token of each sequence, ``[batch, 1]``. A prompt's positions start at 0."""
-        x, rotation, seen = self.before_layers(tokens, positions)
+        x, rotation, mask = self.before_layers(tokens, positions)
         delta = torch.zeros_like(x) if any(layer.adds_late for layer in self.layers) else None
         for layer in self.layers:
-            x, delta = layer(x, delta, positions, rotation, seen)
+            x, delta = layer(x, delta, positions, rotation, mask)
         return self.after_layers(x, delta)
 
     def before_layers(self, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[Any, Any, Any]:
-        """The residual stream, the rotation, and what one token sees: all up to its own."""
+        """The residual stream, the rotation, and for SDPA the mask of one token, which sees all up to its
+        own."""
         rotation = (self.tables[0, positions, None], self.tables[1, positions, None])
-        if self._attention == "decode":
-            return self.embed_tokens(tokens), rotation, (positions[-1:] + 1).to(torch.int32)
-        mask = torch.arange(self.tables.shape[1], device=positions.device)[None] <= positions[:, None]
+        mask = None
+        if self._attention == "sdpa":
+            mask = torch.arange(self.tables.shape[1], device=positions.device)[None] <= positions[:, None]
         return self.embed_tokens(tokens), rotation, mask
 
     def after_layers(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:

@@ -3,7 +3,7 @@
 
 Random weights, a static cache, greedy decoding. On a GPU both models are compiled, layer by layer, and a
 step of decoding is one CUDA graph. The baseline there attends as Transformers does by default (``sdpa``); the
-quantized model attends by ``decode_attention``, which BF16 may do as well and is measured with too. On a CPU
+quantized model attends by ``append_and_attend``, which BF16 may do as well and is measured with too. On a CPU
 all run eagerly, in turns, and the baselines are FP32 and BF16.
 """
 
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def _run_cuda(options: argparse.Namespace) -> list[dict[str, Any]]:
     """One model at a time."""
     settings = None if options.no_compile else compile_options(**options.inductor)
-    own_attention = "sdpa" if options.no_compile else "decode"
+    own_attention = "sdpa" if options.no_compile else "append"
     rows = []
 
     def measure(model: Llama, name: str, attention: str) -> None:
