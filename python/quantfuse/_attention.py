@@ -91,7 +91,9 @@ def _check(q: Any, keys: Any, values: Any, lengths: Any, mask: Any) -> None:
         if not is_right:
             raise ValueError(f"decode_attention: {text}")
 
-    expect(q.ndim == 4 and q.shape[2] == 1, f"q has shape {tuple(q.shape)}, expected [batch, heads, 1, width]")
+    expect(
+        q.ndim == 4 and q.shape[2] == 1, f"q has shape {tuple(q.shape)}, expected [batch, heads, 1, width]"
+    )
     expect(keys.ndim == 4, f"keys has shape {tuple(keys.shape)}, expected [batch, kv_heads, size, width]")
     batch, heads, _, width = q.shape
     kv_heads, size = keys.shape[1:3]
@@ -102,13 +104,15 @@ def _check(q: Any, keys: Any, values: Any, lengths: Any, mask: Any) -> None:
     )
     expect(values.shape == keys.shape, f"values has shape {tuple(values.shape)}, keys {tuple(keys.shape)}")
     expect(
-        q.dtype == keys.dtype == values.dtype, f"q, keys, values have types {q.dtype, keys.dtype, values.dtype}"
+        q.dtype == keys.dtype == values.dtype,
+        f"q, keys, values have types {q.dtype, keys.dtype, values.dtype}",
     )
     expect(q.dtype in (torch.float32, torch.float16, torch.bfloat16), f"q has type {q.dtype}")
     if lengths is not None:
         expect(
             lengths.dtype == torch.int32 and tuple(lengths.shape) in ((1,), (batch,)),
-            f"lengths has type {lengths.dtype} and shape {tuple(lengths.shape)}, expected int32 [1] or [{batch}]",
+            f"lengths has type {lengths.dtype} and shape {tuple(lengths.shape)}, "
+            f"expected int32 [1] or [{batch}]",
         )
     if mask is not None:
         expect(
@@ -204,7 +208,8 @@ def _fake(q: Any, keys: Any, values: Any, lengths: Any, mask: Any, scale: float)
 
 _library = torch.library.Library("quantfuse", "FRAGMENT")
 _library.define(
-    "decode_attention(Tensor q, Tensor keys, Tensor values, Tensor lengths, Tensor? mask, float scale) -> Tensor",
+    "decode_attention(Tensor q, Tensor keys, Tensor values, Tensor lengths, Tensor? mask, float scale) "
+    "-> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 _library.define(

@@ -23,7 +23,7 @@ import triton.language as tl
 _MOST_SPLITS = 16  # of a head: those that the last one adds up by one load
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _kernel(
     q,
     keys,
@@ -93,7 +93,9 @@ def _kernel(
             k_row = k_new + batch * new_k_batch + head * new_k_head
             k_first = tl.load(k_row + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
             k_other = tl.load(k_row + other, mask=cols < WIDTH, other=0.0).to(tl.float32)
-            v_first = tl.load(v_new + batch * new_v_batch + head * new_v_head + cols, mask=cols < WIDTH, other=0.0)
+            v_first = tl.load(
+                v_new + batch * new_v_batch + head * new_v_head + cols, mask=cols < WIDTH, other=0.0
+            )
             k_first = (k_first * c + k_other * s).to(keys.dtype.element_ty)
             to_k = keys + batch * k_batch + head * k_head + length.to(tl.int64) * k_token
             to_v = values + batch * v_batch + head * v_head + length.to(tl.int64) * v_token
@@ -189,7 +191,7 @@ def launch(
     count it, and rows of the cache are contiguous."""
     batch, heads, _, width = q.shape
     kv_heads, size = keys.shape[1:3]
-    q, keys, values, *new = (_with_whole_rows(tensor) for tensor in (q, keys, values, *new))
+    q, keys, values, k, v = (_with_whole_rows(tensor) for tensor in (q, keys, values, *new))
     cos, sin = (None if tensor is None else tensor.contiguous() for tensor in rotation)
     mask = mask if mask is None or mask.stride(1) == 1 else mask.contiguous()
     y = q.new_empty((batch, 1, heads, width))
@@ -209,7 +211,8 @@ def launch(
         values,
         lengths,
         mask,
-        *new,
+        k,
+        v,
         cos,
         sin,
         y,
@@ -220,7 +223,7 @@ def launch(
         size,
         q.stride(0),
         q.stride(1),
-        *(stride for tensor in new for stride in ((0, 0) if tensor is None else tensor.stride()[:2])),
+        *(stride for tensor in (k, v) for stride in ((0, 0) if tensor is None else tensor.stride()[:2])),
         0 if cos is None or cos.shape[0] == 1 else width,
         *keys.stride()[:3],
         *values.stride()[:3],

@@ -90,9 +90,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "quantfuse": version(),
         "compiled": is_cuda and not options.no_compile,
-        "inductor": options.inductor,
+        "inductor": _named(compile_options(**options.inductor)) if is_cuda else {},
         "baseline": rows[0]["model"],
         "rows": rows,
+    }
+
+
+def _named(settings: dict[str, Any]) -> dict[str, Any]:
+    """As JSON takes them: what is no value by its type."""
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else type(value).__name__
+        for name, value in settings.items()
     }
 
 

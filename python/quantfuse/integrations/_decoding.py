@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for compiled decoding over a static cache: ``model.set_attn_implementation("quantfuse_decoding")``.
+"""Attention for compiled decoding over a static cache: ``model.set_attn_implementation(DECODING)``.
 
 A static cache comes with a mask, and for a mask Transformers' ``sdpa`` copies keys and values once for every
 query head that shares them, and reads the cache to its end. ``decode_attention`` does neither. Here it takes
