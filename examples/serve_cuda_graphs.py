@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import quantfuse as qf
-from quantfuse.integrations.transformers import FLEX_DECODING
+from quantfuse.integrations.transformers import DECODING
 
 BATCH, CONTEXT, PROMPT = 4, 256, 32
 
@@ -29,8 +29,8 @@ def main(tokens: int = 64) -> torch.Tensor:
     with torch.device("cuda"):
         model = transformers.LlamaForCausalLM(config).bfloat16().eval()
     qf.quantize_model(model, "int4")
-    model.set_attn_implementation(FLEX_DECODING)  # SDPA would copy the cache for every query head
-    forward = torch.compile(model, fullgraph=True, dynamic=False)
+    model.set_attn_implementation(DECODING)  # SDPA would copy the cache for every query head
+    forward = torch.compile(model, fullgraph=True, dynamic=False, options=qf.compile_options())
 
     # The prompt, as it comes, into a cache whose memory never moves.
     prompt = torch.randint(0, 1024, (BATCH, PROMPT), device="cuda")

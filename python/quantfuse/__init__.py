@@ -51,6 +51,9 @@ from .calibration import calibrate_and_quantize
 
 if TYPE_CHECKING:
     from . import nn as nn
+    from ._attention import append_and_attend as append_and_attend
+    from ._attention import decode_attention as decode_attention
+    from ._model.compile import compile_options as compile_options
     from ._model.load import load_quantized as load_quantized
     from ._model.quantize import quantize_model as quantize_model
     from ._model.quantize import replace_linear_with_quantized as replace_linear_with_quantized
@@ -62,6 +65,9 @@ __version__ = version()
 _LAZY = {
     "QuantFuseConfig": "integrations.transformers",
     "nn": "nn",
+    "append_and_attend": "_attention",
+    "compile_options": "_model.compile",
+    "decode_attention": "_attention",
     "load_quantized": "_model.load",
     "quantize_model": "_model.quantize",
     "replace_linear_with_quantized": "_model.quantize",

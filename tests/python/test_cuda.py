@@ -168,8 +168,8 @@ def test_block_products(m, dtype):
     c = call(a, b, a_scale, b_scale, output_dtype="float32")
     x = a.double() * a_scale.double().repeat_interleave(128, 1)[:, :400]
     w = b.double() * b_scale.double().repeat_interleave(128, 1)[:, :400].repeat_interleave(128, 0)[:200]
-    bound = 1e-5 * (x.abs() @ w.abs().T)
-    assert ((c.double() - x @ w.T).abs() <= bound).all()
+    bound = 1e-5 if dtype == torch.int8 else 2**-8  # tensor cores add FP8 products in fixed point
+    assert ((c.double() - x @ w.T).abs() <= bound * (x.abs() @ w.abs().T)).all()
 
 
 def test_a_row_with_scale_zero_leaves_the_bias():

@@ -54,11 +54,15 @@ def test_the_benchmark_of_a_model(tmp_path, capsys):
     assert "did you mean 'int4'" in capsys.readouterr().err
 
 
-def test_the_model_of_the_benchmark_is_the_same_with_a_cache_and_without():
+@pytest.mark.parametrize("adds_late", [True, False])
+@pytest.mark.parametrize("attention", ["sdpa", "append"])
+def test_the_model_of_the_benchmark_is_the_same_with_a_cache_and_without(attention, adds_late):
     from quantfuse.bench._llama import SHAPES, random_llama
 
     model = random_llama(SHAPES["tiny"], "cpu", torch.float32)
-    model.make_cache(1, 16)
+    for layer in model.layers:
+        layer.adds_late = adds_late
+    model.make_cache(1, 16, attention)
     tokens = torch.randint(0, 256, (1, 9))
     with torch.inference_mode():
         whole = model(tokens, torch.arange(9))

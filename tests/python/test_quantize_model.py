@@ -45,7 +45,7 @@ def test_every_family(family, scheme):
         assert kinds.count("QuantizedLinear") == 8
     else:
         assert (kinds.count("GatedMLP"), kinds.count("MergedLinear"), kinds.count("Slice")) == (2, 2, 6)
-        assert kinds.count("Folded") == (4 if scheme == "w8a8-int8" else 0)
+        assert kinds.count("Folded") == 4
     assert isinstance(fused.lm_head, nn.Linear)
     assert not isinstance(fused.lm_head, qf.nn.QuantizedLinear)
 
@@ -57,22 +57,81 @@ def test_every_scheme(scheme):
     assert relative(logits(qf.quantize_model(model, scheme)), exact) < (0.4 if "4" in scheme else 0.1)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
-def test_the_fused_model_compiles_to_one_graph_with_four_products_a_layer(family):
+@torch.no_grad()
+def compiled_graph(model):
+    """The model compiled whole, the graph that the compiler is given, and what it returns."""
+    from torch._dynamo.backends.common import aot_autograd
+
     torch._dynamo.reset()
-    model = qf.quantize_model(tiny(family), "int8")
     graphs = []
 
     def collect(graph, _):
         graphs.append(graph)
         return graph
 
-    from torch._dynamo.backends.common import aot_autograd
-
     compiled = torch.compile(model, backend=aot_autograd(fw_compiler=collect), fullgraph=True)
-    torch.testing.assert_close(logits(compiled), logits(model), rtol=1e-4, atol=1e-4)
+    got = compiled(token_ids())
     assert len(graphs) == 1
-    assert sum("quantfuse" in str(node.target) for node in graphs[0].graph.nodes) == 8
+    return compiled, graphs[0], got
+
+
+def calls_of(graph, name):
+    target = getattr(torch.ops.quantfuse, name).default
+    return graph.graph.find_nodes(op="call_function", target=target)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_the_fused_model_compiles_to_one_graph_with_four_products_a_layer(family):
+    model = qf.quantize_model(tiny(family), "int8")
+    _, graph, got = compiled_graph(model)
+    torch.testing.assert_close(got.logits, logits(model), rtol=1e-4, atol=1e-4)
+    assert len(calls_of(graph, "linear")) == 8
+    assert len(calls_of(graph, "rms_norm")) == 4
+
+
+# Gemma 2 has a norm between a product and what it is added to.
+@pytest.mark.parametrize(("family", "folded"), [("Llama", 4), ("Gemma2", 0)])
+@pytest.mark.parametrize("scheme", ["int8", "w8a8-int8"])
+def test_additions_become_residuals(family, folded, scheme):
+    from quantfuse._model.compile import FoldResiduals
+
+    model = qf.quantize_model(tiny(family), scheme)
+    compiled, graph, before = compiled_graph(model)
+    additions = len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor))
+    FoldResiduals()(graph.graph)
+    graph.recompile()
+    assert sum(node.args[11] is not None for node in calls_of(graph, "linear")) == folded
+    left = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
+    assert len(left) == additions - folded
+    torch.testing.assert_close(logits(compiled), before.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_no_residual_stays_an_addition():
+    from quantfuse._model.compile import FoldResiduals
+
+    layer = qf.nn.QuantizedLinear.from_linear(nn.Linear(64, 64), "int8")
+
+    def sums(token_ids):
+        x = nn.functional.one_hot(token_ids, 96)[..., :64].float()
+        y, z = layer(x), layer(x[:, :1])
+        scaled = torch.add(x, layer(2 * x), alpha=2)
+        # y is read twice, z is broadcast, and the last is of another type
+        return (y + x) * y + (z + x) + scaled + (layer(3 * x) + x.double())
+
+    _, graph, _ = compiled_graph(sums)
+    FoldResiduals()(graph.graph)
+    assert all(node.args[11] is None for node in calls_of(graph, "linear"))
+
+
+def test_the_options_of_the_compiler():
+    torch._dynamo.reset()
+    layer = qf.nn.QuantizedLinear.from_linear(nn.Linear(64, 64), "int8")
+    options = qf.compile_options(combo_kernels=False)
+    assert options["combo_kernels"] is False
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        forward = torch.compile(lambda x: x + layer(x), options=options)
+        torch.testing.assert_close(forward(x), x + layer(x))
 
 
 def test_generation_with_a_cache_agrees_with_the_layers_alone():

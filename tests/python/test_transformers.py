@@ -127,27 +127,24 @@ def masks(length):
     return mask
 
 
-@pytest.mark.parametrize("length", [100, 256, 300])
-def test_the_blocks_of_a_mask_hold_all_that_it_shows(length):
-    from quantfuse.integrations._flex_decoding import block_mask
+def test_the_length_of_a_mask_is_up_to_the_last_key_that_is_seen():
+    from quantfuse.integrations._decoding import lengths_of
 
-    mask = masks(length)
-    blocks = block_mask(mask)
-    assert blocks.kv_num_blocks.flatten().tolist() == [1, 1, -(-length // 128)]
-    key = torch.arange(length)
-    for i in range(3):
-        read = blocks.kv_indices[i, 0, 0, : blocks.kv_num_blocks[i, 0, 0]]
-        shown = blocks.mask_mod(torch.tensor(i), torch.tensor(0), torch.tensor(0), key)
-        assert torch.equal(torch.isin(key // 128, read) & shown, mask[i, 0, 0])
+    lengths = lengths_of(masks(100)[:, 0, 0])
+    assert lengths.dtype == torch.int32
+    assert lengths[:2].tolist() == [7, 97]
+    assert masks(100)[2, 0, 0, lengths[2] - 1]
+    assert not masks(100)[2, 0, 0, lengths[2] :].any()
+    assert lengths_of(torch.zeros(1, 5, dtype=torch.bool)).tolist() == [0]
 
 
-def test_decoding_by_flex_attention_is_sdpa_where_nothing_is_compiled():
-    from quantfuse.integrations.transformers import FLEX_DECODING
+def test_decoding_attention_is_sdpa_where_nothing_is_compiled():
+    from quantfuse.integrations.transformers import DECODING
 
     model = tiny("Llama")
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "cache_implementation": "static"}
     expected = model.generate(token_ids(), **options, disable_compile=True)
-    model.set_attn_implementation(FLEX_DECODING)
+    model.set_attn_implementation(DECODING)
     assert torch.equal(model.generate(token_ids(), **options, disable_compile=True), expected)
 
 
@@ -170,25 +167,25 @@ def decoded(model, is_compiled, attention_mask):
 
 @pytest.mark.parametrize("padding", [0, 4])
 @pytest.mark.parametrize("family", ["Llama", "Mistral"])
-def test_a_compiled_model_decodes_by_flex_attention(family, padding):
+def test_a_compiled_model_decodes_by_our_attention(family, padding):
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
-    from quantfuse.integrations.transformers import FLEX_DECODING
+    from quantfuse.integrations.transformers import DECODING
 
     torch._dynamo.reset()
     model = qf.quantize_model(tiny(family).bfloat16().cuda(), "int8")
     attention_mask = torch.ones(2, 200, dtype=torch.int64, device="cuda")
     attention_mask[0, :padding] = 0
     expected = decoded(model, False, attention_mask)
-    model.set_attn_implementation(FLEX_DECODING)
+    model.set_attn_implementation(DECODING)
     got = decoded(model, True, attention_mask)
     torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
 
 
 def test_an_attention_that_cannot_be_had_is_refused():
-    from quantfuse.integrations.transformers import FLEX_DECODING
+    from quantfuse.integrations.transformers import DECODING
 
     model = tiny("Gemma2")
-    model.set_attn_implementation(FLEX_DECODING)
+    model.set_attn_implementation(DECODING)
     with pytest.raises(ValueError, match="no softcap, which Gemma2Attention needs"):
         model(token_ids())

@@ -186,8 +186,9 @@ def _foldable_norms(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _fold(model: nn.Module, name: str | None, scheme: Scheme) -> RMSNorm | None:
-    """The norm with a quantized output, in whose place the model now hands its input through."""
-    if name is None or scheme.act_quant is None:
+    """The norm, with a quantized output where the scheme wants one; in its place the model now hands its
+    input through."""
+    if name is None:
         return None
     norm: Any = model.get_submodule(name)
     known = _gain_offset(norm)
@@ -207,8 +208,9 @@ def _gain_offset(norm: Any) -> tuple[int, float] | None:
     if not isinstance(weight, torch.Tensor) or not isinstance(eps, float):
         return None
     probe = copy.deepcopy(norm).to_empty(device="cpu").float()
-    gain = torch.linspace(0.5, 1.5, weight.shape[0])
-    x = torch.linspace(-2, 3, weight.shape[0])
+    options: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are meanwhile
+    gain = torch.linspace(0.5, 1.5, weight.shape[0], **options)
+    x = torch.linspace(-2, 3, weight.shape[0], **options)
     with torch.no_grad():
         probe.weight.copy_(gain)
         y = probe(x[None])[0]

@@ -39,7 +39,7 @@ def quantize_model(
             (``"self_attn"``) or a glob (``"model.layers.*.mlp.*"``).
         exclude: names of layers to leave.
         fuse: merge q, k, v and gate, up of Llama, Qwen, Mistral and Gemma models into one layer each, and
-            with schemes that quantize activations fold the RMSNorm in front of them.
+            fold the RMSNorm in front of them; with schemes that quantize activations its output is codes.
         show_progress: a bar and the summary on stderr; None shows them on a terminal.
 
     The model is as it was until the last layer has been quantized, so that neither an error, nor a lack of

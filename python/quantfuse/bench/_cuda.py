@@ -34,7 +34,8 @@ def measure(decoding: Decoding, inductor: dict[str, Any] | None, is_profiled: bo
             more["joule_per_token"] = joules / (decoding.batch * decoding.tokens)
         peak = torch.cuda.max_memory_allocated()
         if is_profiled:
-            more["kernels"] = _profiled(prefill, step)
+            more["prompt_kernels"] = _profiled(prefill, 1)
+            more["kernels"] = _profiled(step, 4)
     return decoding.row(prefill_time, times, peak, **more)
 
 
@@ -99,17 +100,15 @@ def _decode_times(
     return times, min(joules) if joules else None
 
 
-def _profiled(prefill: Callable[[], None], step: Callable[[], None]) -> list[dict[str, Any]]:
-    """What a step of decoding launches, by name, the longest first: times launched and microseconds."""
-    steps = 4
-    prefill()
+def _profiled(run: Callable[[], None], times: int) -> list[dict[str, Any]]:
+    """What a run launches, by name, the longest first: times launched and microseconds."""
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(steps):
-            step()
+        for _ in range(times):
+            run()
         torch.cuda.synchronize()
     return [
-        {"kernel": event.key, "launches": event.count / steps, "us": event.self_device_time_total / steps}
+        {"kernel": event.key, "launches": event.count / times, "us": event.self_device_time_total / times}
         for event in sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
         if event.self_device_time_total > 0
     ]

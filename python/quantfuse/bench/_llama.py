@@ -8,11 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from .._model.decoding import flex_options
-
-_BLOCK = 128  # tokens of the cache that flex_attention reads or leaves together
+from .._attention import append_and_attend
 
 
 class Shape(NamedTuple):
@@ -37,7 +34,7 @@ SHAPES = {
 
 class LlamaAttention(nn.Module):
     """Attention over a cache of fixed length. Several tokens at once are a prompt, and start the cache; one
-    token attends to all that are there, its own included."""
+    token attends to all that are there, its own included, by SDPA where there is a mask of them."""
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
@@ -51,27 +48,28 @@ class LlamaAttention(nn.Module):
         self.values: torch.Tensor
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any) -> torch.Tensor:
-        shape = self.shape
         batch, length, _ = x.shape
-        heads = (batch, length, -1, shape.head_dim)
-        q = _rotate(self.q_proj(x).view(heads), *rotation).transpose(1, 2)
-        k = _rotate(self.k_proj(x).view(heads), *rotation).transpose(1, 2)
-        v = self.v_proj(x).view(heads).transpose(1, 2)
-        self.keys.index_copy_(2, positions, k)
-        self.values.index_copy_(2, positions, v)
-        if length > 1:
-            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        elif isinstance(mask, BlockMask):
-            options: Any = flex_options(self.keys)
-            y = flex_attention(
-                q, self.keys, self.values, block_mask=mask, enable_gqa=True, kernel_options=options
-            )
+        heads = (batch, length, -1, self.shape.head_dim)
+        q, k, v = (layer(x).view(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        if length == 1 and mask is None:
+            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+            of_token = (rotation[0][:, 0], rotation[1][:, 0])
+            y = append_and_attend(q, k, v, of_token, self.keys, self.values, positions)
         else:
-            group = shape.heads // shape.kv_heads
-            keys, values = _repeat(self.keys, group), _repeat(self.values, group)
-            y = nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        result: torch.Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+            q, k = (_rotate(part, *rotation) for part in (q, k))
+            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+            self.keys.index_copy_(2, positions, k)
+            self.values.index_copy_(2, positions, v)
+            y = self._attended(q, k, v, mask).transpose(1, 2)
+        result: torch.Tensor = self.o_proj(y.reshape(batch, length, -1))
         return result
+
+    def _attended(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> torch.Tensor:
+        attention = nn.functional.scaled_dot_product_attention
+        if q.shape[2] > 1:
+            return attention(q, k, v, is_causal=True, enable_gqa=True)
+        group = self.shape.heads // self.shape.kv_heads
+        return attention(q, _repeat(self.keys, group), _repeat(self.values, group), attn_mask=mask)
 
 
 def _repeat(heads: torch.Tensor, times: int) -> torch.Tensor:
@@ -95,8 +93,11 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
-    """Takes and returns the residual stream and what is still to be added to it, so that a compiler makes one
-    kernel of the addition and the norm behind it."""
+    """Takes and returns the residual stream and what is still to be added to it: where ``adds_late``, the
+    output of the MLP, so that a compiler makes one kernel of the addition and the norm behind it. A quantized
+    MLP adds by itself."""
+
+    adds_late = True
 
     def __init__(self, shape: Shape, **options: Any) -> None:
         super().__init__()
@@ -106,11 +107,13 @@ class LlamaDecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=1e-5, **options)
 
     def forward(
-        self, x: torch.Tensor, delta: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x + delta
+        self, x: torch.Tensor, delta: torch.Tensor | None, positions: torch.Tensor, rotation: Any, mask: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if delta is not None:
+            x = x + delta
         x = x + self.self_attn(self.input_layernorm(x), positions, rotation, mask)
-        return x, self.mlp(self.post_attention_layernorm(x))
+        y = self.mlp(self.post_attention_layernorm(x))
+        return (x, y) if self.adds_late else (x + y, delta)
 
 
 class Llama(nn.Module):
@@ -125,11 +128,10 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def make_cache(self, batch: int, length: int, attention: str = "sdpa") -> None:
-        """``attention`` is what decodes: ``sdpa``, as Transformers calls it by default, or ``flex``, which
-        reads each head of the cache once and no further than it is filled."""
+        """``attention`` is what decodes: ``sdpa``, as Transformers calls it by default, or ``append``, which
+        is ``append_and_attend``."""
         weight, shape = self.norm.weight, self.shape
-        self._position = torch.zeros(1, device=weight.device, dtype=torch.int64)
-        self._blocks = _block_mask(self._position, length) if attention == "flex" else None
+        self._attention = attention
         size = (batch, shape.kv_heads, length, shape.head_dim)
         for layer in self.layers:
             for name in ("keys", "values"):
@@ -143,38 +145,26 @@ class Llama(nn.Module):
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The most likely next token of each sequence, ``[batch, 1]``. A prompt's positions start at 0."""
         x, rotation, mask = self.before_layers(tokens, positions)
-        delta = torch.zeros_like(x)
+        delta = torch.zeros_like(x) if any(layer.adds_late for layer in self.layers) else None
         for layer in self.layers:
-            x, delta = layer(x, delta, positions, rotation, mask if self._blocks is None else self._blocks)
+            x, delta = layer(x, delta, positions, rotation, mask)
         return self.after_layers(x, delta)
 
     def before_layers(self, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[Any, Any, Any]:
-        """The residual stream, the rotation, and the mask of one token, whose keys are all up to its own."""
+        """The residual stream, the rotation, and for SDPA the mask of one token, which sees all up to its
+        own."""
         rotation = (self.tables[0, positions, None], self.tables[1, positions, None])
-        mask = torch.arange(self.tables.shape[1], device=positions.device)[None] <= positions[:, None]
-        if self._blocks is not None:
-            self._position.copy_(positions[-1:])
-            self._blocks.kv_num_blocks.copy_((positions[-1:] // _BLOCK + 1).view(1, 1, 1))
+        mask = None
+        if self._attention == "sdpa":
+            mask = torch.arange(self.tables.shape[1], device=positions.device)[None] <= positions[:, None]
         return self.embed_tokens(tokens), rotation, mask
 
-    def after_layers(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        logits = self.lm_head(self.norm((x + delta)[:, -1:]))
+    def after_layers(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
+        logits = self.lm_head(self.norm((x if delta is None else x + delta)[:, -1:]))
         parts = logits.unflatten(-1, (-1, 32))  # a compiler gives a row of logits to one processor
         best, where = parts.max(-1)
         part = best.argmax(-1, keepdim=True)
         return (where + torch.arange(0, logits.shape[-1], 32, device=x.device)).gather(-1, part)[..., 0]
-
-
-def _block_mask(position: torch.Tensor, length: int) -> BlockMask:
-    """The blocks of a cache of ``length`` tokens that are to be read for the token at ``position``."""
-    indices = torch.arange(-(-length // _BLOCK), device=position.device, dtype=torch.int32)
-    return BlockMask.from_kv_blocks(
-        torch.ones(1, 1, 1, device=position.device, dtype=torch.int32),
-        indices.view(1, 1, 1, -1),
-        BLOCK_SIZE=_BLOCK,
-        mask_mod=lambda batch, head, query, key: key <= position[0],
-        seq_lengths=(1, length),
-    )
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

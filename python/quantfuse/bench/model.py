@@ -3,7 +3,7 @@
 
 Random weights, a static cache, greedy decoding. On a GPU both models are compiled, layer by layer, and a
 step of decoding is one CUDA graph. The baseline there attends as Transformers does by default (``sdpa``); the
-quantized model attends by ``flex_attention``, which BF16 may do as well and is measured with too. On a CPU
+quantized model attends by ``append_and_attend``, which BF16 may do as well and is measured with too. On a CPU
 all run eagerly, in turns, and the baselines are FP32 and BF16.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from .. import info, quantize_model, version
+from .. import compile_options, info, quantize_model, version
 from .._scheme import SCHEMES, Scheme
 from ..nn import QuantizedLinear
 from . import _cpu, _cuda
 from ._decoding import Decoding
-from ._llama import SHAPES, Llama, random_llama
+from ._llama import SHAPES, Llama, LlamaDecoderLayer, random_llama
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,8 +45,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--group", type=int, default=None, help="group size of the scheme")
     parser.add_argument("--keep-head", action="store_true", help="leave the output layer unquantized")
     parser.add_argument("--no-compile", action="store_true", help="on a GPU: CUDA graphs alone")
-    parser.add_argument("--inductor", default="", help="settings of the compiler: NAME=VALUE,NAME=VALUE")
-    parser.add_argument("--profile", action="store_true", help="on a GPU: the kernels of a step of decoding")
+    parser.add_argument("--inductor", default="", help="more settings of the compiler: NAME=VALUE,...")
+    parser.add_argument("--profile", action="store_true", help="on a GPU: the kernels of prompt and step")
     parser.add_argument("--json", help="also write the results to this file")
     options = parser.parse_args(arguments)
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -90,16 +90,24 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "quantfuse": version(),
         "compiled": is_cuda and not options.no_compile,
-        "inductor": options.inductor,
+        "inductor": _named(compile_options(**options.inductor)) if is_cuda else {},
         "baseline": rows[0]["model"],
         "rows": rows,
     }
 
 
+def _named(settings: dict[str, Any]) -> dict[str, Any]:
+    """As JSON takes them: what is no value by its type."""
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else type(value).__name__
+        for name, value in settings.items()
+    }
+
+
 def _run_cuda(options: argparse.Namespace) -> list[dict[str, Any]]:
     """One model at a time."""
-    settings = None if options.no_compile else options.inductor
-    own_attention = "sdpa" if options.no_compile else "flex"
+    settings = None if options.no_compile else compile_options(**options.inductor)
+    own_attention = "sdpa" if options.no_compile else "append"
     rows = []
 
     def measure(model: Llama, name: str, attention: str) -> None:
@@ -144,6 +152,8 @@ def _quantized(scheme: Scheme, dtype: torch.dtype, options: argparse.Namespace) 
     for module in model.modules():
         if isinstance(module, QuantizedLinear):
             module.drop_canonical()
+        elif isinstance(module, LlamaDecoderLayer):
+            module.adds_late = False
     return model
 
 
@@ -187,10 +197,11 @@ def _print_table(results: dict[str, Any]) -> None:
     for line in lines:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
     for row in results["rows"]:
-        if kernels := row.get("kernels"):
-            print(f"\n{row['model']}, {row['attention']}, batch {row['batch']}: kernels of a step")
-            for kernel in kernels[:16]:
-                print(f"{kernel['us']:9.1f} us {kernel['launches']:7.1f} x  {kernel['kernel'][:80]}")
+        for name, what in (("prompt_kernels", "the prompt"), ("kernels", "a step")):
+            if kernels := row.get(name):
+                print(f"\n{row['model']}, {row['attention']}, batch {row['batch']}: kernels of {what}")
+                for kernel in kernels[:16]:
+                    print(f"{kernel['us']:9.1f} us {kernel['launches']:7.1f} x  {kernel['kernel'][:80]}")
 
 
 if __name__ == "__main__":

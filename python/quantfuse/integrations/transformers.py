@@ -19,7 +19,7 @@ from .._model.summary import Summary
 from .._model.walk import select
 from .._scheme import Scheme
 from ..nn import QuantizedLinear
-from ._flex_decoding import FLEX_DECODING as FLEX_DECODING  # and its attention is known to Transformers
+from ._decoding import DECODING as DECODING  # and its attention is known to Transformers
 
 _METHOD = "quantfuse"
 

@@ -18,7 +18,8 @@ class GatedMLP(nn.Module):
     """``down(activation(gate(x)) * up(x))``: two kernels, for gate and up are one weight.
 
     With a scheme that quantizes activations the product leaves the first kernel quantized, and so does the
-    output of ``norm``, where the layer has one in front of it.
+    output of ``norm``, where the layer has one in front of it. On a GPU a scale that is a whole row's is
+    known only when the kernel has ended: there the product goes through memory in the type of ``x``.
 
     >>> import torch, quantfuse as qf
     >>> mlp = qf.nn.GatedMLP(64, 256, scheme="int8")
@@ -57,7 +58,8 @@ class GatedMLP(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate_up, scheme = self.gate_up, self.down.scheme
         needs_gradient = x.requires_grad and torch.is_grad_enabled()
-        if scheme.act_quant is None or needs_gradient:
+        is_staged = x.is_cuda and scheme.act_group == 0
+        if scheme.act_quant is None or needs_gradient or is_staged:
             hidden = gate_up(x) if self.norm is None else self.norm.into(gate_up, x)
             result: torch.Tensor = self.down(hidden)
             return result

@@ -46,7 +46,8 @@ class RMSNorm(nn.Module):
     def for_scheme(cls, gain: torch.Tensor, eps: float, scheme: Scheme) -> RMSNorm:
         """A norm whose output is what layers of ``scheme`` compute with."""
         norm = cls(gain.shape[0], eps, out_quant=scheme.act_quant, out_group=scheme.act_group, device="meta")
-        norm.weight = nn.Parameter(gain.detach().clone(), requires_grad=False)
+        is_trainable = gain.requires_grad and scheme.act_quant is None
+        norm.weight = nn.Parameter(gain.detach().clone(), requires_grad=is_trainable)
         return norm
 
     def forward(self, x: torch.Tensor) -> Any:
