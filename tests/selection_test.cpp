@@ -224,20 +224,25 @@ TEST(Selection, OfProductsOnCuda) {
       }
     }
   }
-  // Many tokens, formats and scales that wgmma takes, rows at multiples of 16 bytes.
+  // Formats and scales that wgmma takes, rows at multiples of 16 bytes: few tokens and many.
+  const std::vector<std::string> of_few = {"scaled_mm_stream_sm90", "scaled_mm_mma_sm80",
+                                           "scaled_mm_mma_sm75"};
   const std::vector<std::string> of_many = {"scaled_mm_wgmma_sm90", "scaled_mm_mma_sm80",
                                             "scaled_mm_mma_sm75"};
+  const std::vector<std::string> of_few_tokens = {"linear_product_stream_sm90", "linear_product_sm80",
+                                                  "linear_product_sm75"};
   const std::vector<std::string> of_many_tokens = {"linear_product_sm90", "linear_product_sm80",
                                                    "linear_product_sm75"};
   for (const qf_format format : {QF_INT8, QF_FP8_E4M3}) {
-    for (const int64_t m : {64, 65}) {
+    for (const int64_t m : {1, 128, 1000}) {
+      const int64_t n = m > 128 ? 16384 : 64;  // for many tiles, even of many SMs
       ScaledMmSpec matrices = product(format, kBf16, m, QF_NK);
-      matrices.n = 64, matrices.k = 256;
-      expect_chosen(matrices, m > 64 ? of_many : of_matrices);
+      matrices.n = n, matrices.k = 256;
+      expect_chosen(matrices, m > 128 ? of_many : of_few);
       for (const WeightSpec& weight : {WeightSpec{format, {1, 0}}, WeightSpec{format, {128, 128}}}) {
         LinearSpec layer = linear(weight, format, m, weight.block.cols);
-        layer.n = 64, layer.k = 256, layer.dtype = kBf16;
-        expect_chosen(layer, m > 64 ? of_many_tokens : of_layers);
+        layer.n = n, layer.k = 256, layer.dtype = kBf16;
+        expect_chosen(layer, m > 128 ? of_many_tokens : of_few_tokens);
       }
     }
   }

@@ -14,26 +14,28 @@ namespace quantfuse::product_stream_sm90 {
 using namespace product_stream;
 namespace {
 
-// run(Shape): as few tokens as hold all, and more rows where there are so many that blocks of fewer would
-// only fetch x more often.
+// run(Shape): as few tokens as hold all, and as few rows as leave no SM without a block. Otherwise more rows:
+// larger boxes come faster, and x is fetched less often.
 template <class Run>
 void with_shape(const Product& p, const Run& run) {
-  const int64_t sms = gpu_num_sms(p.device.id);
-  if (p.m <= 16) run(Shape<16, 1, 1, 2>{});
-  else if (p.m <= 32) run(Shape<32, 1, 1, 2>{});
-  else if (p.m <= 64 && p.n <= sms * 64) run(Shape<64, 1, 1, 2>{});
-  else if (p.m <= 64) run(Shape<64, 2, 1, 2>{});
-  else if (p.n <= sms * 64) run(Shape<128, 2, 1, 1>{});
-  else run(Shape<128, 2, 2, 1>{});
+  const int64_t rows_of_sm = ceil_div(p.n, int64_t{gpu_num_sms(p.device.id)});
+  choose_bool(rows_of_sm <= (p.m <= 64 ? 32 : 64), [&](auto has_few_rows) {
+    constexpr int kUnits = has_few_rows.value ? 1 : 2;
+    if (p.m <= 16) run(Shape<16, kUnits, 1, 2>{});
+    else if (p.m <= 32) run(Shape<32, kUnits, 1, 2>{});
+    else if (p.m <= 64) run(Shape<64, kUnits, 1, 2>{});
+    else run(Shape<128, 2, kUnits, 1>{});
+  });
 }
 
-// A block for each SM, or three for four where a block has an SM to itself, keep enough of the weight on its
-// way; the more blocks share a tile, the longer it takes to bring their parts together.
+// A block for each SM keeps enough of the weight on its way; the more blocks share a tile, the longer it
+// takes to bring their parts together. Clusters of more than two leave some SMs over.
 template <class S>
 int32_t choose_splits(const Product& p, int64_t tiles, int64_t k_blocks) {
-  const int64_t sms = gpu_num_sms(p.device.id), wanted = S::kBlocksPerSm == 1 ? sms * 3 / 4 : sms;
+  const int64_t sms = gpu_num_sms(p.device.id);
+  const int64_t wanted = std::max(std::min<int64_t>(sms / tiles, 2), sms * 3 / 4 / tiles);
   const int64_t most = std::min<int64_t>(S::kMaxSplits, std::max<int64_t>(k_blocks / 2, 1));
-  return static_cast<int32_t>(std::clamp<int64_t>(wanted / tiles, 1, most));
+  return static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, most));
 }
 
 bool is_plain(const Product& p, bool is_staged) {
@@ -66,8 +68,14 @@ void launch_shape(const Product& p, float* staged, const Launch& launch) {
 
 bool quantizes(const Output&) { return false; }
 
+// Whether the tiles of product_wgmma.h would leave two SMs of three without work.
+bool has_few_tiles(const Product& p) {
+  return 2 * ceil_div(p.m, int64_t{256}) * ceil_div(p.n, int64_t{256}) * 3 <= gpu_num_sms(p.device.id);
+}
+
 Requirements accepts(const Product& p) {
-  return accepts_wgmma_operands(p).require(p.m <= 128, "m is more than 128: the weight is not the traffic");
+  return accepts_wgmma_operands(p).require(p.m <= 128 || has_few_tiles(p),
+                                           "m is more than 128, and large tiles of y fill the GPU");
 }
 
 void launch(const Product& p, float* staged, const Launch& launch) {
