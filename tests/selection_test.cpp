@@ -55,6 +55,8 @@ std::vector<Row> rows() {
   RmsNormSpec norm;
   norm.m = 4, norm.n = 256, norm.out_format = QF_INT8;
   GatedActSpec gated;
+  DequantizeWordsSpec words;
+  words.k = 256, words.n = 64;
   gated.m = 4, gated.n = 256, gated.out_format = QF_FP8_E4M3;
   GatedActSpec gelu = gated;
   gelu.is_ungated = true, gelu.activation = QF_GELU;
@@ -86,6 +88,7 @@ std::vector<Row> rows() {
       row("int8 matrix to int32", "scaled_mm_int", product(QF_INT8, kI32, 64)),
       row("int8 vector, b by columns", "scaled_mm_int", product(QF_INT8, kI32, 1, QF_KN)),
       row("int4 vector to int32", "scaled_mm_int", product(QF_INT4, kI32, 1)),
+      row("awq to f16", "dequantize_words", words),
       row("int8 with scales", "scaled_mm_int", product(QF_INT8, kBf16, 16)),
       row("e4m3 with scales", "scaled_mm_float", product(QF_FP8_E4M3, kBf16, 16)),
 

@@ -203,6 +203,33 @@ QF_API size_t qf_dequantize_explain(const qf_dequantize_args* args, const qf_cal
 typedef enum qf_order QF_ENUM_TYPE {
   QF_NK = 0, /* b holds its n columns as rows: [n, k], or [n, ceil(k/2)] for 4-bit codes */
   QF_KN = 1  /* b is [k, n], or [k, ceil(n/2)] for 4-bit codes */
+/* How AutoAWQ and the tools of GPTQ hold a weight in words of 32 bits, the lowest bits first. */
+typedef enum qf_word_layout QF_ENUM_TYPE {
+  QF_WORDS_AWQ = 1,    /* qweight [k, n/8], qzeros [groups, n/8]: of every 8 columns 0 2 4 6 1 3 5 7 */
+  QF_WORDS_GPTQ = 2,   /* qweight [ceil(k*bits/32), n], qzeros [groups, ceil(n*bits/32)], zero points less
+                          one */
+  QF_WORDS_GPTQ_V2 = 3 /* the same with zero points as they are */
+} qf_word_layout;
+
+/* x[k,n] = (q[k,n] - zero[g,n]) * scale[g,n], g = k / group or g_idx[k]; in float32, then rounded to the type
+ * of x. The weight [n, k] of a layer is x transposed. */
+typedef struct qf_dequantize_words_args {
+  qf_word_layout layout;
+  int32_t bits;             /* AWQ: 4; GPTQ: 2, 3, 4 or 8; 0: 4 */
+  int64_t group;            /* rows of x that share a scale; 0: all */
+  const qf_tensor* qweight; /* in  i32, by layout; rows contiguous */
+  const qf_tensor* qzeros;  /* in  i32, by layout; rows contiguous */
+  const qf_tensor* scales;  /* in  [groups, n] f32|f16|bf16, rows contiguous */
+  const qf_tensor* g_idx;   /* in  [k] i32: the group of each row (GPTQ's act-order); optional */
+  const qf_tensor* x;       /* out [k, n] f32|f16|bf16, rows contiguous */
+} qf_dequantize_words_args;
+
+QF_API qf_status qf_dequantize_words(const qf_dequantize_words_args* args, const qf_call* call);
+QF_API qf_status qf_dequantize_words_workspace(const qf_dequantize_words_args* args, const qf_call* call,
+                                               uint64_t* bytes);
+QF_API size_t qf_dequantize_words_explain(const qf_dequantize_words_args* args, const qf_call* call,
+                                          char* json, size_t capacity);
+
 } qf_order;
 
 /* c[m,n] = sum over k of (a[m,k] - a_zero) * a_scale * (b[k,n] - b_zero) * b_scale, plus bias[n].

@@ -23,6 +23,7 @@ and returns outputs of the same family: torch tensors for torch tensors, NumPy a
 from typing import TYPE_CHECKING, Any
 
 from ._calibrate import AwqResult, GptqResult, awq_search, gptq_quantize
+from ._dequantize_words import awq_dequantize, gptq_dequantize
 from ._library import (
     Explanation,
     explain,
@@ -94,12 +95,14 @@ __all__ = [
     "activate",
     "awq_search",
     "calibrate_and_quantize",
+    "awq_dequantize",
     "dequantize_tensor",
     "explain",
     "gated_act",
     "get_num_threads",
     "gptq_quantize",
     "info",
+    "gptq_dequantize",
     "int4_matmul",
     "int8_matmul",
     "kernels",

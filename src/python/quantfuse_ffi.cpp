@@ -304,6 +304,19 @@ const Operation<qf_dequantize_args> dequantize_op = {[](Reader& in, qf_dequantiz
                                                      qf_dequantize, qf_dequantize_workspace,
                                                      qf_dequantize_explain};
 
+const Operation<qf_dequantize_words_args> dequantize_words_op = {
+    [](Reader& in, qf_dequantize_words_args& a) {
+      a.layout = in.choice<qf_word_layout>();
+      a.bits = static_cast<int32_t>(in.integer());
+      a.group = in.integer();
+      a.qweight = in.tensor();
+      a.qzeros = in.tensor();
+      a.scales = in.tensor();
+      a.g_idx = in.tensor();
+      a.x = in.tensor();
+    },
+    qf_dequantize_words, qf_dequantize_words_workspace, qf_dequantize_words_explain};
+
 const Operation<qf_scaled_mm_args> scaled_mm_op = {[](Reader& in, qf_scaled_mm_args& a) {
                                                      a.a = in.tensor();
                                                      a.b = in.tensor();
@@ -454,6 +467,7 @@ ffi::Tensor with_dtype(const ffi::Tensor& source, int64_t code) {
 QF_EXPORT_OPERATION(quantize)
 QF_EXPORT_OPERATION(dequantize)
 QF_EXPORT_OPERATION(scaled_mm)
+QF_EXPORT_OPERATION(dequantize_words)
 QF_EXPORT_OPERATION(linear)
 QF_EXPORT_OPERATION(linear_backward)
 QF_EXPORT_OPERATION(rms_norm)
