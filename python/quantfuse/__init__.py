@@ -36,6 +36,7 @@ from ._library import (
 )
 from ._linear import linear, linear_backward
 from ._norm import activate, gated_act, rms_norm, silu_and_mul
+from ._plain_weight import PlainWeight
 from ._products import int4_matmul, int8_matmul, scaled_mm, w8a8_block_fp8_matmul, w8a8_block_int8_matmul
 from ._quantize import (
     Quantized,
@@ -89,20 +90,21 @@ __all__ = [
     "AwqResult",
     "Explanation",
     "GptqResult",
+    "PlainWeight",
     "Quantized",
     "QuantizedWeight",
     "Scheme",
     "activate",
+    "awq_dequantize",
     "awq_search",
     "calibrate_and_quantize",
-    "awq_dequantize",
     "dequantize_tensor",
     "explain",
     "gated_act",
     "get_num_threads",
+    "gptq_dequantize",
     "gptq_quantize",
     "info",
-    "gptq_dequantize",
     "int4_matmul",
     "int8_matmul",
     "kernels",

@@ -105,6 +105,7 @@ struct LinearSpec {
   qf_activation activation = QF_IDENTITY;
   bool has_bias = false, has_residual = false;
   bool has_residual_in_y = false;  // the residual is y itself, which then has the type of x
+  bool is_batch_invariant = false;
   qf_format out_format = QF_FORMAT_NONE;
   qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
   int64_t out_group = 0;
@@ -171,8 +172,8 @@ struct AwqSearchSpec {
 using CasePtr = std::unique_ptr<Case>;
 CasePtr make_case(const QuantizeSpec&);
 CasePtr make_case(const DequantizeSpec&);
-CasePtr make_case(const ScaledMmSpec&);
 CasePtr make_case(const DequantizeWordsSpec&);
+CasePtr make_case(const ScaledMmSpec&);
 CasePtr make_case(const LinearSpec&);
 CasePtr make_case(const LinearBackwardSpec&);
 CasePtr make_case(const RmsNormSpec&);

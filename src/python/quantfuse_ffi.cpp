@@ -346,6 +346,7 @@ const Operation<qf_linear_args> linear_op = {[](Reader& in, qf_linear_args& a) {
                                                a.activation = in.choice<qf_activation>();
                                                a.residual = in.tensor();
                                                read_out_quantization(in, a);
+                                               a.batch_invariant = static_cast<int32_t>(in.integer());
                                              },
                                              qf_linear, qf_linear_workspace, qf_linear_explain};
 
@@ -466,8 +467,8 @@ ffi::Tensor with_dtype(const ffi::Tensor& source, int64_t code) {
 
 QF_EXPORT_OPERATION(quantize)
 QF_EXPORT_OPERATION(dequantize)
-QF_EXPORT_OPERATION(scaled_mm)
 QF_EXPORT_OPERATION(dequantize_words)
+QF_EXPORT_OPERATION(scaled_mm)
 QF_EXPORT_OPERATION(linear)
 QF_EXPORT_OPERATION(linear_backward)
 QF_EXPORT_OPERATION(rms_norm)
