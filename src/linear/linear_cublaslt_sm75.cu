@@ -109,8 +109,8 @@ void check(cublasStatus_t status, const char* what) {
                 std::to_string(static_cast<int>(status)));
 }
 
-// One per device, for the life of the process: to destroy one would synchronise. Made in the middle of a
-// capture too, which the memory that it takes is no part of.
+// One per device, the current one, for the life of the process: to destroy one would synchronise. Made in the
+// middle of a capture too, which the memory that it takes is no part of.
 cublasLtHandle_t handle_of(int device) {
   static std::mutex mutex;
   static auto& handles = *new std::map<int, cublasLtHandle_t>;
@@ -222,6 +222,7 @@ Algorithm algorithm_for(const Problem& problem, const Product& p, const Descript
     const std::lock_guard lock(mutex);
     if (const auto found = kept.find(key); found != kept.end()) return found->second;
   }
+  const DeviceScope scope(problem.device);  // explain() has none around it
   const Algorithm algorithm = ask(handle_of(problem.device.id), p, description);
   const std::lock_guard lock(mutex);
   if (kept.size() >= kMostKept) kept.clear();

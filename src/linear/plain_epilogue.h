@@ -8,12 +8,14 @@
 
 namespace quantfuse::linear {
 
-// A bias of y's type, ReLU, the tanh form of GELU, a residual of y's type without an activation.
+// A bias, ReLU, the tanh form of GELU, a residual without an activation, all of x's type; or y in float32
+// with nothing to it.
 inline bool has_cublaslt_epilogue(const Problem& p) {
   const DType y = p.out.y.dtype;
   const bool has_activation = p.activation != QF_IDENTITY;
-  return !p.out.is_quantized() && !p.weight.is_gated && (y == p.x.dtype || y == DType::f32) &&
-         (!p.bias || p.bias.dtype == y) && (!p.residual || (p.residual.dtype == y && !has_activation)) &&
+  if (p.out.is_quantized() || p.weight.is_gated) return false;
+  if (y != p.x.dtype) return y == DType::f32 && !has_activation && !p.bias && !p.residual;
+  return (!p.bias || p.bias.dtype == y) && (!p.residual || (p.residual.dtype == y && !has_activation)) &&
          (!has_activation || p.activation == QF_RELU || p.activation == QF_GELU_TANH);
 }
 
