@@ -141,7 +141,7 @@ int run_bench(const BenchOptions& options) {
     try {
       report(measure_row(job.spec, machine,
                          {options.seconds, job.kernel, options.has_baselines && is_cpu ? &baselines : nullptr,
-                          options.has_baselines && !is_cpu}));
+                          options.has_baselines && !is_cpu, options.has_energy}));
     } catch (const UsageError&) {
       throw;
     } catch (const std::runtime_error& e) {

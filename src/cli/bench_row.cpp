@@ -181,7 +181,7 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
     } else {
       row.timing = measure_on_gpu(
           machine.device.id, [&](int copy, void* stream) { check_status(c->run(kernel, copy, stream)); },
-          row.copies, options.seconds, /*has_energy=*/true);
+          row.copies, options.seconds, options.has_energy);
       if (plain) {
         row.plain = measure_on_gpu(
             machine.device.id,

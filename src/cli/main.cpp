@@ -236,7 +236,9 @@ int run(int argc, char** argv) {
       ->type_name("FLOAT")
       ->capture_default_str();
   bench_app.add_flag_callback(
-      "--no-baselines", [&] { bench.has_baselines = false; }, "Leave out OpenBLAS and oneDNN");
+      "--no-baselines", [&] { bench.has_baselines = false; }, "Leave out OpenBLAS, oneDNN and cuBLASLt");
+  bench_app.add_flag_callback(
+      "--no-energy", [&] { bench.has_energy = false; }, "Leave out a GPU's energy, 0.2 s a row");
 
   DemoOptions demo;
   CLI::App& demo_app = add_command(app, "demo", "Quantize a layer of a language model, check it, time it",
