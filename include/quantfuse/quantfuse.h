@@ -86,7 +86,8 @@ typedef enum qf_format QF_ENUM_TYPE {
       7,         /* bitsandbytes' FP4, which is not E2M1: 0 1/192 2/3 1 1/3 1/2 1/6 1/4 and their negatives */
   QF_IQ4_NL = 8, /* GGUF's IQ4_NL and IQ4_XS: integers in -127..113 */
   /* Numbers as they are, for weights of qf_linear that are not quantized: codes of that type and nothing
-   * else, neither scale nor zero, offset, g_idx or block. */
+   * else, neither scale nor zero, offset, g_idx or block. On CUDA cuBLASLt multiplies them where it is
+   * there; its handle takes some device memory at the first such call. */
   QF_F32 = 9,
   QF_F16 = 10,
   QF_BF16 = 11
