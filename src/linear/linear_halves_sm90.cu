@@ -22,7 +22,6 @@ struct Halves {
 
 template <class S, class T>
 struct Consumer<S, Halves<T>, Scaling::whole> {
-  static constexpr bool kPromotes = false;
   int group, warp, lane;     // the warpgroup, its warp, and the warp's lane
   uint32_t residual_parity;  // of the warp's barrier
   float totals[S::kSums];
