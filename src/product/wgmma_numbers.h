@@ -18,7 +18,7 @@ enum class Scaling { whole, blocks };  // scales that are the same for all k, or
 // INT8 or E4M3.
 template <qf_format kFormat>
 struct Numbers {
-  static constexpr bool kIsInteger = kFormat == QF_INT8;
+  static constexpr bool kIsInteger = kFormat == QF_INT8, kIsExact = kIsInteger;
   using Sum = std::conditional_t<kIsInteger, int32_t, float>;
   // d[64, 2 kSums] (+)= 32 columns of 64 rows, times those of 2 kSums rows.
   template <int kSums>
@@ -32,6 +32,6 @@ struct Numbers {
 // Integer sums are exact for as long as they last; all else is promoted to totals: the tensor cores add FP8
 // products with fewer bits than float32 has.
 template <class N, Scaling kScaling>
-inline constexpr bool kPromotes = !N::kIsInteger || kScaling == Scaling::blocks;
+inline constexpr bool kPromotes = !N::kIsExact || kScaling == Scaling::blocks;
 
 }  // namespace quantfuse::product
