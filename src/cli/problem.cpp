@@ -85,6 +85,7 @@ cases::WeightSpec weight_spec(const ProblemOptions& o) {
   w.has_offset = o.has_offset;
   w.has_g_idx = o.has_g_idx;
   w.is_gated = o.is_gated;
+  w.codes = cases::Codes::of_normal_numbers;
   return w;
 }
 
@@ -136,6 +137,7 @@ cases::ScaledMmSpec scaled_mm_spec(const ProblemOptions& o) {
   s.b_block = block_of(o, 0);
   s.has_a_zero = o.is_asymmetric;
   s.has_bias = o.has_bias;
+  s.codes = cases::Codes::of_normal_numbers;
   s.m = o.m, s.n = o.n, s.k = o.k;
   s.name = size_text(o.m, o.n, o.k) + (o.is_b_kn ? " kn" : "") + (o.has_bias ? " +bias" : "");
   return s;

@@ -12,8 +12,8 @@
 // rows to both. Blocks stay and take tile after tile. A warpgroup that has finished its part of a tile writes
 // it out while the other one still multiplies: the ring lets them be a few stages apart.
 //
-// Sums that are promoted (wgmma_numbers.h) are those of 128 products, added to totals in float32, scaled
-// where the operands are scaled by blocks.
+// Sums that are promoted (wgmma_numbers.h) are those of 256 products, added to totals in float32; where the
+// operands are scaled by blocks, of 128, and scaled.
 //
 // Of a gated weight a tile has 8 gate rows and their 8 up rows in turn, so that a thread has both.
 //
@@ -47,6 +47,11 @@ constexpr int kConsumers = 2;                        // warpgroups
 constexpr int kTurn = 1;                             // first of their named barriers
 constexpr int kPair = 2;                             // blocks of a cluster
 constexpr int kWarpTokens = 16, kBoxRowBytes = 128;  // of a box of y, as a warp stores it
+
+// Blocks of k whose sums are promoted at once. To add every single one to the totals costs 8% of the speed:
+// the totals' registers are read and written as often as two wgmma do.
+template <Scaling kScaling>
+inline constexpr int kPromotedBlocks = kScaling == Scaling::blocks ? 1 : 2;
 
 template <int kCols_>
 struct Shape {
@@ -287,44 +292,55 @@ struct Consumer {
     ring.give_back(before, lane);
   }
 
-  // Beside the totals there is room for the sums of half of the columns. The two warpgroups take turns: one
-  // has the tensor cores for these while the other adds its last ones to the totals.
   __device__ __forceinline__ void multiply_promoting(Ring<S>& ring, int count) {
-    constexpr int kPartCols = 128, kParts = S::kCols / kPartCols, kPartSums = kPartCols / 2;
-    BlockScales<S> scales = {};
+    constexpr int kRun = kPromotedBlocks<kScaling>;
 #pragma unroll
     for (float& total : totals) total = 0.0f;
 #pragma unroll 1
-    for (int k = 0; k < count; ++k) {
-      const int stage = ring.take();
-      const uint32_t x = ring.smem.x_at(stage) + group * kGroupTokens * kBlockK,
-                     w = ring.smem.weight_at(stage);
-      if constexpr (kScaling == Scaling::blocks) load_scales(ring.smem.scales_at(stage), scales);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        typename N::Sum sums[kPartSums];
-        ptx::named_barrier_sync(kTurn + group, 128 * kConsumers);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          N::multiply(sums, ptx::swizzled_rows(x, step),
-                      ptx::swizzled_rows(w + part * kPartCols * kBlockK, step), step);
-        }
-        ptx::wgmma_commit();
-        ptx::named_barrier_arrive(kTurn + (group ^ 1), 128 * kConsumers);
-        ptx::wgmma_wait<0>();
-        if (part == kParts - 1) ring.give_back(stage, lane);
+    for (int k = 0; k + kRun <= count; k += kRun) promote<kRun>(ring);
+    if (kRun > 1 && count % kRun != 0) promote<1>(ring);
+  }
 
-        float scale[2][2];  // [columns, or gate and up][token]
+  // Adds kRun stages to the totals, beside which there is room for the sums of half of the columns. The two
+  // warpgroups take turns: one has the tensor cores for these while the other adds its last ones.
+  template <int kRun>
+  __device__ __forceinline__ void promote(Ring<S>& ring) {
+    constexpr int kPartCols = 128, kParts = S::kCols / kPartCols, kPartSums = kPartCols / 2;
+    int stages[kRun];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = scales.x[i % 2] * scales.w[part][i / 2];
+    for (int& stage : stages) stage = ring.take();
+    BlockScales<S> scales = {};
+    if constexpr (kScaling == Scaling::blocks) load_scales(ring.smem.scales_at(stages[0]), scales);
 #pragma unroll
-        for (int i = 0; i < kPartSums; ++i) {
-          float& total = totals[part * kPartSums + i];
-          const float sum = static_cast<float>(sums[i]);
-          if constexpr (kScaling == Scaling::whole) total += sum;
-          else total = fmaf(sum, scale[i / 4 % 2][i / 2 % 2], total);
-        }
+    for (int part = 0; part < kParts; ++part) {
+      typename N::Sum sums[kPartSums];
+      ptx::named_barrier_sync(kTurn + group, 128 * kConsumers);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const uint32_t x = ring.smem.x_at(stages[i]) + group * kGroupTokens * kBlockK,
+                       w = ring.smem.weight_at(stages[i]) + part * kPartCols * kBlockK;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+          N::multiply(sums, ptx::swizzled_rows(x, step), ptx::swizzled_rows(w, step), i + step);
+      }
+      ptx::wgmma_commit();
+      ptx::named_barrier_arrive(kTurn + (group ^ 1), 128 * kConsumers);
+      ptx::wgmma_wait<0>();
+      if (part == kParts - 1) {
+#pragma unroll
+        for (const int stage : stages) ring.give_back(stage, lane);
+      }
+
+      float scale[2][2];  // [columns, or gate and up][token]
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = scales.x[i % 2] * scales.w[part][i / 2];
+#pragma unroll
+      for (int i = 0; i < kPartSums; ++i) {
+        float& total = totals[part * kPartSums + i];
+        const float sum = static_cast<float>(sums[i]);
+        if constexpr (kScaling == Scaling::whole) total += sum;
+        else total = fmaf(sum, scale[i / 4 % 2][i / 2 % 2], total);
       }
     }
   }
