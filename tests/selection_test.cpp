@@ -158,7 +158,8 @@ TEST(Selection, OnCuda) {
       {quantize(QF_INT8, {1, 128}), "quantize_rows_sm75"},
       {quantize(QF_FP8_E4M3, {1, 128}), "quantize_rows_sm75"},
       {quantize(QF_FP8_E4M3, {0, 0}, QF_SCALE_STATIC), "quantize_rows_sm75"},
-      {quantize(QF_INT4, {1, 128}), ""},  // never moved to the CPU in silence
+      {quantize(QF_INT4, {1, 128}), "quantize_rows_sm75"},
+      {quantize(QF_INT4, {1, 128}, QF_SCALE_MSE), ""},  // never moved to the CPU in silence
   };
   for (const auto& [spec, kernel] : table) {
     const CasePtr c = make_case(spec);

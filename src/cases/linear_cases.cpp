@@ -305,6 +305,20 @@ LinearSpec random_plain_spec(Random& random, int64_t tokens) {
   return s;
 }
 
+// Of them what the kernel for many tokens takes: rows at multiples of 16 bytes, of a length that need not be
+// one. Tiles are of 128 tokens by 256 rows, 64 columns at a time.
+LinearSpec random_plain_many_tokens_spec(Random& random) {
+  LinearSpec s = random_plain_spec(random, random.pick<int64_t>({65, 127, 128, 129, 255, 257, 300}));
+  s.weight.format = random.pick({QF_F16, QF_BF16});
+  s.dtype = code_dtype(s.weight.format, false);
+  s.is_batch_invariant = random.chance(30);
+  s.n = 8 * random.pick<int64_t>({2, 8, 32, 34});
+  s.k = 8 * random.pick<int64_t>({1, 7, 8, 9, 24, 41});
+  s.row_padding = random.pick<int64_t>({0, 0, 8});
+  if (!s.weight.is_gated && random.chance(30)) ++s.n, ++s.k, s.row_padding = 7;
+  return s;
+}
+
 // Quantized activations and weights that are a product of codes on a GPU.
 LinearSpec random_product_spec(Random& random, int64_t tokens) {
   LinearSpec s = random_tensor_core_spec(random, tokens);
@@ -440,6 +454,14 @@ std::vector<CasePtr> linear_test_cases() {
   }
   for (const int64_t tokens : {1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 70, 130}) {
     for (int i = 0; i < 8; ++i) list.add(random_plain_spec(random, tokens));
+  }
+  for (int i = 0; i < 48; ++i) list.add(random_plain_many_tokens_spec(random));
+  for (const bool is_gated : {false, true}) {  // several tiles for every pair of blocks
+    LinearSpec s;
+    s.weight = {QF_BF16, {}}, s.weight.is_gated = is_gated;
+    s.activation = QF_SILU;
+    s.m = 1030, s.n = 4112, s.k = 40;
+    list.add(s);
   }
   for (const int64_t tokens : {1, 9, 33, 70}) {  // the order of summation that every m has
     for (int i = 0; i < 6; ++i) {

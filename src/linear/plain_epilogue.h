@@ -9,13 +9,15 @@
 namespace quantfuse::linear {
 
 // A bias, ReLU, the tanh form of GELU, a residual without an activation, all of x's type; or y in float32
-// with nothing to it.
+// with nothing to it. The bias is read 16 bytes at a time, and cuBLASLt cannot be told that it lies elsewhere.
 inline bool has_cublaslt_epilogue(const Problem& p) {
   const DType y = p.out.y.dtype;
   const bool has_activation = p.activation != QF_IDENTITY;
   if (p.out.is_quantized() || p.weight.is_gated) return false;
   if (y != p.x.dtype) return y == DType::f32 && !has_activation && !p.bias && !p.residual;
-  return (!p.bias || p.bias.dtype == y) && (!p.residual || (p.residual.dtype == y && !has_activation)) &&
+  const bool is_bias_aligned = reinterpret_cast<uint64_t>(p.bias.data) % 16 == 0;
+  return (!p.bias || (p.bias.dtype == y && is_bias_aligned)) &&
+         (!p.residual || (p.residual.dtype == y && !has_activation)) &&
          (!has_activation || p.activation == QF_RELU || p.activation == QF_GELU_TANH);
 }
 
