@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which epilogues of a weight that is not quantized cuBLASLt has.
+// Whether there is a cuBLASLt, and which epilogues of a weight that is not quantized it has.
 #pragma once
 
 #include "cuda/cublaslt.h"
@@ -21,10 +21,9 @@ inline bool has_cublaslt_epilogue(const Problem& p) {
          (!has_activation || p.activation == QF_RELU || p.activation == QF_GELU_TANH);
 }
 
-// Whether there is a cuBLASLt that needs no second kernel.
-inline bool cublaslt_writes_y([[maybe_unused]] const Problem& p) {
+inline bool has_cublaslt() {
 #if defined(QF_HAS_CUBLASLT_HEADER)
-  return cublaslt() != nullptr && has_cublaslt_epilogue(p);
+  return cublaslt() != nullptr;
 #else
   return false;
 #endif
