@@ -9,7 +9,7 @@
 namespace quantfuse::linear {
 
 // A bias, ReLU, the tanh form of GELU, a residual without an activation, all of x's type; or y in float32
-// with nothing to it. The bias is read 16 bytes at a time, and cuBLASLt cannot be told that it lies elsewhere.
+// with nothing to it. A bias is read 16 bytes at a time, and the heuristic is not asked whether it may be.
 inline bool has_cublaslt_epilogue(const Problem& p) {
   const DType y = p.out.y.dtype;
   const bool has_activation = p.activation != QF_IDENTITY;
