@@ -232,8 +232,8 @@ Algorithm algorithm_for(const Problem& problem, const Product& p, const Descript
 
 // ---- The host's side ----
 
-// In the workspace, behind what launch_canonical() has: the sums, and cuBLASLt's scratch memory, which it wants
-// at a multiple of 256 bytes. A workspace begins at one of 64, so that some bytes may be left out.
+// In the workspace, behind what launch_canonical() has: the sums, and cuBLASLt's scratch memory, which it
+// wants at a multiple of 256 bytes. A workspace begins at one of 64, so that some bytes may be left out.
 constexpr int64_t kAlignment = 256;
 
 int64_t sums_bytes(const Problem& p) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which epilogues of a weight that is not quantized cuBLASLt has.
+// Whether there is a cuBLASLt, and which epilogues of a weight that is not quantized it has.
 #pragma once
 
 #include "cuda/cublaslt.h"
@@ -9,7 +9,7 @@
 namespace quantfuse::linear {
 
 // A bias, ReLU, the tanh form of GELU, a residual without an activation, all of x's type; or y in float32
-// with nothing to it. The bias is read 16 bytes at a time, and cuBLASLt cannot be told that it lies elsewhere.
+// with nothing to it. A bias is read 16 bytes at a time, and the heuristic is not asked whether it may be.
 inline bool has_cublaslt_epilogue(const Problem& p) {
   const DType y = p.out.y.dtype;
   const bool has_activation = p.activation != QF_IDENTITY;
@@ -21,10 +21,9 @@ inline bool has_cublaslt_epilogue(const Problem& p) {
          (!has_activation || p.activation == QF_RELU || p.activation == QF_GELU_TANH);
 }
 
-// Whether there is a cuBLASLt that needs no second kernel.
-inline bool cublaslt_writes_y([[maybe_unused]] const Problem& p) {
+inline bool has_cublaslt() {
 #if defined(QF_HAS_CUBLASLT_HEADER)
-  return cublaslt() != nullptr && has_cublaslt_epilogue(p);
+  return cublaslt() != nullptr;
 #else
   return false;
 #endif
