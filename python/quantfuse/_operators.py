@@ -29,7 +29,8 @@ _WEIGHT = (
 _library = torch.library.Library("quantfuse", "DEF")
 _library.define(
     f"linear(Tensor x, {_WEIGHT}, Tensor? bias, str activation, Tensor? residual, str? act_quant, "
-    "int act_group, Tensor? x_scale, ScalarType? out_dtype, bool batch_invariant=False) -> Tensor",
+    "int act_group, Tensor? x_scale, ScalarType? out_dtype, bool batch_invariant=False, "
+    "Tensor? x_gain=None, float x_eps=1e-6) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 _library.define(
@@ -136,10 +137,12 @@ def _linear(
     x_scale: Any,
     out_dtype: Any,
     batch_invariant: bool = False,
+    x_gain: Any = None,
+    x_eps: float = 1e-6,
 ) -> Any:
     x = x if x.is_contiguous() else x.contiguous()
     weight = _weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry)
-    if residual is None and x_scale is None and out_dtype is None:
+    if residual is None and x_scale is None and out_dtype is None and x_gain is None:
         return _call_shortly(x, weight, bias, activation, act_quant, act_group, batch_invariant)
     return _call_linear(
         x,
@@ -152,6 +155,8 @@ def _linear(
         x_scale=x_scale,
         out_dtype=out_dtype,
         batch_invariant=batch_invariant,
+        x_gain=x_gain,
+        x_eps=x_eps,
     )
 
 
@@ -185,6 +190,8 @@ def _call_shortly(
         0,
         None,
         batch_invariant,
+        None,
+        0.0,
     )
     return y
 
@@ -206,6 +213,8 @@ def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, *tensors, ctx.format, ctx.geometry, bias, ctx.activation, residual = inputs[:12]
     ctx.act_quant, ctx.act_group = inputs[12:14]
     ctx.batch_invariant = inputs[16]
+    if inputs[17] is not None:
+        raise NotImplementedError("linear: x_gain has no gradient; call rms_norm before it")
     needs_input = ctx.activation != "identity" or ctx.geometry[4]
     ctx.save_for_backward(x if needs_input else None, *tensors, bias)
     ctx.x_dtype = x.dtype
@@ -227,7 +236,7 @@ def _linear_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     dx = torch.ops.quantfuse.linear_backward(dz, *plain).to(ctx.x_dtype) if needs_x else None
     dbias = dz.reshape(-1, dz.shape[-1]).sum(0).to(bias.dtype) if needs_bias else None
     dresidual = dy.to(ctx.residual_dtype) if needs_residual else None
-    return (dx, *[None] * 8, dbias, None, dresidual, *[None] * 5)
+    return (dx, *[None] * 8, dbias, None, dresidual, *[None] * 7)
 
 
 _ACTIVATIONS: dict[str, Any] = {

@@ -112,6 +112,7 @@ struct LinearSpec {
   bool has_bias = false, has_residual = false;
   bool has_residual_in_y = false;  // the residual is y itself, which then has the type of x
   bool is_batch_invariant = false;
+  bool has_x_gain = false;  // x is yet to be normalized
   qf_format out_format = QF_FORMAT_NONE;
   qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
   int64_t out_group = 0;

@@ -37,12 +37,9 @@ struct Kind {
 };
 Kind kind_of(GpuNumbers numbers) {
   switch (numbers) {
-    case GpuNumbers::f16:
-      return {"cuBLASLt f16", CUDA_R_16F, CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
-    case GpuNumbers::bf16:
-      return {"cuBLASLt bf16", CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F};
-    case GpuNumbers::int8:
-      return {"cuBLASLt int8", CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I};
+    case GpuNumbers::f16: return {"cuBLASLt f16", CUDA_R_16F, CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
+    case GpuNumbers::bf16: return {"cuBLASLt bf16", CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F};
+    case GpuNumbers::int8: return {"cuBLASLt int8", CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I};
     default: {
       const bool has_blocks = numbers == GpuNumbers::e4m3_blocks;
       return {has_blocks ? "cuBLASLt e4m3 blocks" : "cuBLASLt e4m3",

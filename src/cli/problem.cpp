@@ -96,6 +96,7 @@ std::string epilogue_text(const ProblemOptions& o) {
   if (o.has_residual) s += " +residual";
   if (o.out_quant != "none") s += " ->" + o.out_quant;
   if (o.is_batch_invariant) s += " batch_invariant";
+  if (o.has_x_gain) s += " normalized";
   return s;
 }
 
@@ -112,6 +113,7 @@ cases::LinearSpec linear_spec(const ProblemOptions& o) {
   s.out_mode = o.has_static_scale ? QF_SCALE_STATIC : QF_SCALE_DYNAMIC;
   s.out_group = o.out_group;
   s.is_batch_invariant = o.is_batch_invariant;
+  s.has_x_gain = o.has_x_gain;
   s.m = o.m, s.n = o.n, s.k = o.k;
   s.name = size_text(o.m, o.n, o.k) + epilogue_text(o);
   return s;

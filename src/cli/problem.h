@@ -34,6 +34,7 @@ struct ProblemOptions {
   int64_t hadamard = 0;
   bool is_ungated = false;
   bool is_batch_invariant = false;
+  bool has_x_gain = false;
 };
 
 using Spec =

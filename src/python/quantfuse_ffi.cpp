@@ -347,6 +347,8 @@ const Operation<qf_linear_args> linear_op = {[](Reader& in, qf_linear_args& a) {
                                                a.residual = in.tensor();
                                                read_out_quantization(in, a);
                                                a.batch_invariant = static_cast<int32_t>(in.integer());
+                                               a.x_gain = in.tensor();
+                                               a.x_eps = in.real();
                                              },
                                              qf_linear, qf_linear_workspace, qf_linear_explain};
 
