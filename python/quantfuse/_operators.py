@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ._library import LINEAR, invoke
+from ._library import LINEAR, RMS_NORM, invoke
 from ._linear import linear as _call_linear
 from ._linear import linear_backward as _call_linear_backward
 from ._norm import rms_norm as _call_rms_norm
 from ._plain_weight import PlainWeight
-from ._tensors import ACT_FORMATS, ACTIVATIONS, DYNAMIC, adopt, choice
+from ._tensors import ACT_FORMATS, ACTIVATIONS, DYNAMIC, adopt, argument_like, choice
 from ._weight import QuantizedWeight
 
 _WEIGHT = (
@@ -173,10 +173,9 @@ def _call_shortly(
     cols = weight.out_features
     x, family = adopt(x, "x")
     y = x.new_empty((*x.shape[:-1], cols))
-    is_matrix = x.ndim == 2
     invoke(
         LINEAR,
-        family.argument(x if is_matrix else family.rows(x, "x"), "x"),
+        family.argument(x, "x"),
         None,
         ACT_FORMATS[act_quant],
         act_group,
@@ -184,7 +183,7 @@ def _call_shortly(
         bias,
         ACTIVATIONS[activation],
         None,
-        y if is_matrix else y.view(-1, cols),
+        y,
         0,
         DYNAMIC,
         0,
@@ -403,7 +402,12 @@ def _linear_plain_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _rms_norm(x: torch.Tensor, gain: Any, eps: float) -> Any:
-    return _call_rms_norm(x.contiguous(), gain, eps)
+    """By the shortest way too."""
+    x, family = adopt(x if x.is_contiguous() else x.contiguous(), "x")
+    y = torch.empty_like(x)
+    gain = argument_like(gain, "gain", family, "x")
+    invoke(RMS_NORM, family.argument(x, "x"), None, gain, eps, y, 0, DYNAMIC, 0, None, 0)
+    return y
 
 
 def _rms_norm_fake(x: Any, gain: Any, eps: float) -> Any:
@@ -462,30 +466,42 @@ torch.library.register_autograd(
 _linear_op = torch.ops.quantfuse.linear.default
 _linear_quantized_op = torch.ops.quantfuse.linear_quantized.default
 _linear_plain_op = torch.ops.quantfuse.linear_plain.default
+_rms_norm_op = torch.ops.quantfuse.rms_norm.default
+_rms_norm_quantized_op = torch.ops.quantfuse.rms_norm_quantized.default
 
 
-def _is_plain(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def is_plain(x: torch.Tensor, other: torch.Tensor | None) -> bool:
     """Whether nobody but the kernel has a say in a call: no autograd, tracer, subclass or mode."""
     if type(x) is not torch.Tensor or torch.compiler.is_compiling():
         return False
-    needs_gradient = x.requires_grad or (bias is not None and bias.requires_grad)
+    needs_gradient = x.requires_grad or (other is not None and other.requires_grad)
     return not (needs_gradient and torch.is_grad_enabled()) and _get_current_dispatch_mode() is None
 
 
 def linear(x: torch.Tensor, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear``, less the dispatcher where it would change nothing but the time."""
-    return _linear(x, *args) if _is_plain(x, args[8]) else _linear_op(x, *args)
+    return _linear(x, *args) if is_plain(x, args[8]) else _linear_op(x, *args)
 
 
 def linear_quantized(x: torch.Tensor, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear_quantized``, likewise."""
-    return _linear_quantized(x, *args) if _is_plain(x, args[8]) else _linear_quantized_op(x, *args)
+    return _linear_quantized(x, *args) if is_plain(x, args[8]) else _linear_quantized_op(x, *args)
 
 
 def linear_plain(x: torch.Tensor, weight: torch.Tensor, bias: Any, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear_plain``, likewise."""
-    is_plain = _is_plain(x, bias) and not (weight.requires_grad and torch.is_grad_enabled())
-    return (_linear_plain if is_plain else _linear_plain_op)(x, weight, bias, *args)
+    is_direct = is_plain(x, bias) and not (weight.requires_grad and torch.is_grad_enabled())
+    return (_linear_plain if is_direct else _linear_plain_op)(x, weight, bias, *args)
+
+
+def rms_norm(x: torch.Tensor, gain: torch.Tensor | None, eps: float) -> Any:
+    """``torch.ops.quantfuse.rms_norm``, likewise."""
+    return (_rms_norm if is_plain(x, gain) else _rms_norm_op)(x, gain, eps)
+
+
+def rms_norm_quantized(x: torch.Tensor, gain: torch.Tensor | None, eps: float, *args: Any) -> Any:
+    """``torch.ops.quantfuse.rms_norm_quantized``, likewise."""
+    return (_rms_norm_quantized if is_plain(x, gain) else _rms_norm_quantized_op)(x, gain, eps, *args)
 
 
 def checked_activation(activation: str | None) -> str:
