@@ -30,7 +30,7 @@ struct Numbers {
 };
 
 // Integer sums are exact for as long as they last. All else is promoted to totals, because the tensor cores
-// add FP8 products with fewer bits than float32 has; so are those of INT4, which have scales of groups, mostly.
+// add FP8 products with fewer bits than float32 has; so are those of INT4, most of which have groups.
 template <class N, Scaling kScaling>
 inline constexpr bool kPromotes = !N::kIsInteger || N::kDecodes || kScaling == Scaling::blocks;
 
