@@ -53,6 +53,20 @@ struct DequantizeCall : Call<qf_dequantize_args> {
   }
 };
 
+// 24 rows in 3 groups of 8 words, and words of zero points for 5 columns.
+struct DequantizeWordsCall : Call<qf_dequantize_words_args> {
+  DequantizeWordsCall() : Call(qf_dequantize_words, qf_dequantize_words_workspace) {
+    args.layout = QF_WORDS_GPTQ;
+    args.bits = 8;
+    args.group = 8;
+    input("qweight", args.qweight, kI32, {6, kN});
+    input("qzeros", args.qzeros, kI32, {3, 2});
+    input("scales", args.scales, kF16, {3, kN});
+    input("g_idx", args.g_idx, kI32, {24}).is_optional = true;
+    output("x", args.x, kF16, {24, kN});
+  }
+};
+
 struct ScaledMmCall : Call<qf_scaled_mm_args> {
   ScaledMmCall() : Call(qf_scaled_mm, qf_scaled_mm_workspace) {
     args.a_format = args.b_format = QF_INT8;
@@ -88,6 +102,17 @@ struct LinearCall : Call<qf_linear_args> {
     add_weight(*this, args.weight, kN, kK);
     input("bias", args.bias, kF32, {kN}).is_optional = true;
     input("residual", args.residual, kF32, {kM, kN}).is_optional = true;
+    output("y", args.y, kF32, {kM, kN});
+  }
+};
+
+// A weight that is not quantized.
+struct PlainLinearCall : Call<qf_linear_args> {
+  PlainLinearCall() : Call(qf_linear, qf_linear_workspace) {
+    args.weight.format = QF_F32;
+    args.weight.n = kN, args.weight.k = kK;
+    input("x", args.x, kF32, {kM, kK});
+    input("weight.codes", args.weight.codes, kF32, {kN, kK}).is_optional = true;  // with a packed form
     output("y", args.y, kF32, {kM, kN});
   }
 };
@@ -227,9 +252,9 @@ const std::vector<Spoil> kSpoils = {
 
 template <class CallType>
 class EveryOperation : public testing::Test {};
-using Calls = testing::Types<QuantizeCall, StaticQuantizeCall, DequantizeCall, ScaledMmCall, LinearCall,
-                             QuantizedLinearCall, LinearBackwardCall, RmsNormCall, GatedActCall,
-                             GptqQuantizeCall, AwqSearchCall>;
+using Calls = testing::Types<QuantizeCall, StaticQuantizeCall, DequantizeCall, DequantizeWordsCall,
+                             ScaledMmCall, LinearCall, PlainLinearCall, QuantizedLinearCall,
+                             LinearBackwardCall, RmsNormCall, GatedActCall, GptqQuantizeCall, AwqSearchCall>;
 TYPED_TEST_SUITE(EveryOperation, Calls);
 
 // Otherwise the errors below would prove nothing.
@@ -546,7 +571,40 @@ TEST(Values, GroupIndicesAreWithinTheGroups) {
     DequantizeCall dequantize;
     dequantize.operand("g_idx").at<int32_t>(kK - 1) = bad;
     expect_bad(dequantize, "g_idx");
+    DequantizeWordsCall words;
+    words.operand("g_idx").at<int32_t>(23) = bad;
+    expect_bad(words, "g_idx");
   }
+}
+
+TEST(Values, WeightsThatAreNotQuantizedHaveCodesAlone) {
+  LinearCall quantized;
+  const qf_weight& w = quantized.args.weight;
+  for (const auto part : {&qf_weight::scale, &qf_weight::zero, &qf_weight::offset, &qf_weight::g_idx}) {
+    PlainLinearCall call;
+    call.args.weight.*part = w.*part;
+    expect_bad(call, "a weight that is not quantized has none");
+  }
+  PlainLinearCall call;
+  call.args.weight.block = {1, 4};
+  expect_bad(call, "weight.block");
+  call.args.weight.block = {}, call.args.act_format = QF_INT8;
+  expect_bad(call, "the weight is not quantized");
+  LinearBackwardCall backward;
+  backward.args.weight.format = QF_F32;
+  expect_bad(backward, "weight.format");
+}
+
+TEST(Values, WordsAreOfAKnownLayout) {
+  DequantizeWordsCall call;
+  call.args.bits = 5;
+  expect_bad(call, "bits");
+  call.args.bits = 8, call.args.layout = static_cast<qf_word_layout>(4);
+  expect_bad(call, "layout");
+  call.args.layout = QF_WORDS_AWQ;
+  expect_bad(call, "bits is not 4");
+  call.args.bits = 4;
+  expect_bad(call, "no multiple of 8");
 }
 
 TEST(Values, FloatZerosAndOffsetsAreFinite) {

@@ -32,6 +32,11 @@ LinearSpec linear(WeightSpec weight, qf_format act, int64_t m, int64_t act_group
   return s;
 }
 
+LinearSpec batch_invariant(LinearSpec s) {
+  s.is_batch_invariant = true;
+  return s;
+}
+
 ScaledMmSpec product(qf_format format, qf_dtype out, int64_t m, qf_order order = QF_NK) {
   ScaledMmSpec s;
   s.a_format = s.b_format = format, s.out = out, s.b_order = order;
@@ -50,6 +55,8 @@ QuantizeSpec quantize(qf_format format, qf_block block, qf_scale_mode mode = QF_
 std::vector<Row> rows() {
   DequantizeSpec dequantize;
   dequantize.rows = 8, dequantize.cols = 256;
+  DequantizeWordsSpec words;
+  words.k = 256, words.n = 64;
   LinearBackwardSpec backward;
   backward.m = 4, backward.n = 64, backward.k = 256;
   RmsNormSpec norm;
@@ -81,6 +88,7 @@ std::vector<Row> rows() {
       row("int8 per column, searched", "", quantize(QF_INT8, {0, 1}, QF_SCALE_MSE)),
       row("int4 per group, rotated", "quantize", rotated),
       row("int8 to f32", "dequantize", dequantize),
+      row("awq to f16", "dequantize_words", words),
 
       row("int8 vector to int32", "scaled_mm_int_dot", product(QF_INT8, kI32, 1)),
       row("int8 matrix to int32", "scaled_mm_int", product(QF_INT8, kI32, 64)),
@@ -99,6 +107,9 @@ std::vector<Row> rows() {
       row("int8 weight", "linear_float", linear(int8, QF_FORMAT_NONE, 1)),
       row("fp8 weight", "linear_float", linear(fp8, QF_FORMAT_NONE, 1)),
       row("mxfp4 weight", "linear_float", linear(mxfp4, QF_FORMAT_NONE, 1)),
+      row("f32 weight", "linear_float", linear({QF_F32, {}}, QF_FORMAT_NONE, 1)),
+      row("bf16 weight, many rows", "linear_float", linear({QF_BF16, {}}, QF_FORMAT_NONE, 64)),
+      row("int4 weight, batch-invariant", "linear_float", batch_invariant(linear(int4, QF_FORMAT_NONE, 1))),
       row("int4 weight, int8 activations", "linear_int", linear(int4, QF_INT8, 1)),
       row("int4 weight, asymmetric, int8 activations", "linear_int", linear(gptq, QF_INT8, 16)),
       row("int4 weight, act-order, int8 activations", "linear_int", linear(act_order, QF_INT8, 16)),
@@ -198,6 +209,21 @@ TEST(Selection, OfLinearOnCuda) {
   expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_tiles_sm75"});
   s.dtype = kF32, s.m = 1;
   expect_chosen(s, {"linear_rows_sm75"});
+
+  s.weight = {QF_BF16, {}}, s.m = 100;  // not quantized, of another type than x
+  expect_chosen(s, {"linear_tiles_sm75"});
+
+  s = {};
+  s.n = 64, s.k = 256, s.dtype = kF16, s.is_batch_invariant = true;
+  for (const int64_t m : {1, 300}) {
+    s.m = m;
+    s.weight = {QF_INT4, {1, 128}};
+    expect_chosen(s, {"linear_mma_sm80", "linear_mma_sm75"});
+    s.weight = {QF_F16, {}};
+    expect_chosen(s, {"linear_halves_sm90", "linear_tiles_sm75"});
+    s.weight = {QF_NF4, {1, 64}};
+    expect_chosen(s, {"linear_tiles_sm75"});
+  }
 }
 
 // Products of codes: by tensor cores, whatever the formats, groups and strides.

@@ -83,8 +83,14 @@ typedef enum qf_format QF_ENUM_TYPE {
    * of given codes are any finite numbers. */
   QF_NF4 = 6, /* bitsandbytes' and QLoRA's: quantiles of the normal distribution in -1..1 */
   QF_FP4_BNB =
-      7,        /* bitsandbytes' FP4, which is not E2M1: 0 1/192 2/3 1 1/3 1/2 1/6 1/4 and their negatives */
-  QF_IQ4_NL = 8 /* GGUF's IQ4_NL and IQ4_XS: integers in -127..113 */
+      7,         /* bitsandbytes' FP4, which is not E2M1: 0 1/192 2/3 1 1/3 1/2 1/6 1/4 and their negatives */
+  QF_IQ4_NL = 8, /* GGUF's IQ4_NL and IQ4_XS: integers in -127..113 */
+  /* Numbers as they are, for weights of qf_linear that are not quantized: codes of that type and nothing
+   * else, neither scale nor zero, offset, g_idx or block. On CUDA cuBLASLt multiplies them where it is
+   * there; its handle takes some device memory at the first such call. */
+  QF_F32 = 9,
+  QF_F16 = 10,
+  QF_BF16 = 11
 } qf_format;
 
 /* The rectangle of numbers that shares one scale, 0 meaning the whole dimension. For a matrix [rows, cols]:
@@ -198,6 +204,33 @@ QF_API qf_status qf_dequantize_workspace(const qf_dequantize_args* args, const q
 QF_API size_t qf_dequantize_explain(const qf_dequantize_args* args, const qf_call* call, char* json,
                                     size_t capacity);
 
+/* How AutoAWQ and the tools of GPTQ hold a weight in words of 32 bits, the lowest bits first. */
+typedef enum qf_word_layout QF_ENUM_TYPE {
+  QF_WORDS_AWQ = 1,    /* qweight [k, n/8], qzeros [groups, n/8]: of every 8 columns 0 2 4 6 1 3 5 7 */
+  QF_WORDS_GPTQ = 2,   /* qweight [ceil(k*bits/32), n], qzeros [groups, ceil(n*bits/32)], zero points less
+                          one */
+  QF_WORDS_GPTQ_V2 = 3 /* the same with zero points as they are */
+} qf_word_layout;
+
+/* x[k,n] = (q[k,n] - zero[g,n]) * scale[g,n], g = k / group or g_idx[k]; in float32, then rounded to the type
+ * of x. The weight [n, k] of a layer is x transposed. */
+typedef struct qf_dequantize_words_args {
+  qf_word_layout layout;
+  int32_t bits;             /* AWQ: 4; GPTQ: 2, 3, 4 or 8; 0: 4 */
+  int64_t group;            /* rows of x that share a scale; 0: all */
+  const qf_tensor* qweight; /* in  i32, by layout; rows contiguous */
+  const qf_tensor* qzeros;  /* in  i32, by layout; rows contiguous */
+  const qf_tensor* scales;  /* in  [groups, n] f32|f16|bf16, rows contiguous */
+  const qf_tensor* g_idx;   /* in  [k] i32: the group of each row (GPTQ's act-order); optional */
+  const qf_tensor* x;       /* out [k, n] f32|f16|bf16, rows contiguous */
+} qf_dequantize_words_args;
+
+QF_API qf_status qf_dequantize_words(const qf_dequantize_words_args* args, const qf_call* call);
+QF_API qf_status qf_dequantize_words_workspace(const qf_dequantize_words_args* args, const qf_call* call,
+                                               uint64_t* bytes);
+QF_API size_t qf_dequantize_words_explain(const qf_dequantize_words_args* args, const qf_call* call,
+                                          char* json, size_t capacity);
+
 /* ---- Products ------------------------------------------------------------------------------------------ */
 
 typedef enum qf_order QF_ENUM_TYPE {
@@ -231,7 +264,7 @@ QF_API size_t qf_scaled_mm_explain(const qf_scaled_mm_args* args, const qf_call*
 
 /* ---- Linear layers ------------------------------------------------------------------------------------- */
 
-/* A quantized weight matrix w[n,k] = (codes - zero) * scale + offset.
+/* A weight matrix w[n,k] = (codes - zero) * scale + offset; or w = codes, in the formats that are numbers.
  * Canonical: codes, scale, zero, offset, g_idx: what checkpoints hold. Packed: the bytes that the fast
  * kernels of one backend read, made once by qf_weight_pack; the canonical tensors may be freed then (keep
  * format, n, k, block, is_gated). */
@@ -241,7 +274,8 @@ typedef struct qf_weight {
   int64_t k;
   qf_block block;          /* over [n, k] */
   const qf_tensor* codes;  /* [n, k], or [n, ceil(k/2)] for 4-bit codes; rows contiguous */
-  const qf_tensor* scale;  /* f32 or e8m0, shape by block; with g_idx [ceil(n/block.rows), groups] */
+  const qf_tensor* scale;  /* f32 or e8m0, shape by block; with g_idx [ceil(n/block.rows), groups]; none
+                              where the codes are numbers */
   const qf_tensor* zero;   /* i8 (integer zero points) or f32 (floating ones), shape of scale; optional */
   const qf_tensor* g_idx;  /* [k] i32: the group of each k (act-order); optional */
   int32_t is_gated;        /* 1: rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) *
@@ -263,7 +297,7 @@ typedef struct qf_linear_args {
                                 contiguous */
   const qf_tensor* x_scale; /* in  [m, ceil(k/act_group)] f32, where x holds codes */
   qf_format act_format;     /* NONE: arithmetic on x as it is. INT8, E4M3, E5M2: x is quantized on the way
-                                in */
+                                in, for a weight that is quantized too */
   int64_t act_group;        /* columns of x that share a scale; 0: the whole row (per token) */
   qf_weight weight;
   const qf_tensor* bias; /* in  [n] f32|f16|bf16; optional */
@@ -274,6 +308,8 @@ typedef struct qf_linear_args {
   qf_scale_mode out_mode;     /* static: out_scale is an input; dynamic: an output */
   int64_t out_group;          /* columns of y that share a scale where dynamic; 0: the whole row */
   const qf_tensor* out_scale; /* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n_out/out_group)] */
+  int32_t batch_invariant;    /* 1: the bits of a row of y do not depend on m: no kernel runs whose
+                                 order of summation does */
 } qf_linear_args;
 
 QF_API qf_status qf_linear(const qf_linear_args* args, const qf_call* call);

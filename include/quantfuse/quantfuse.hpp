@@ -94,8 +94,13 @@ enum class Format {
   fp4_e2m1 = QF_FP4_E2M1,
   nf4 = QF_NF4,
   fp4_bnb = QF_FP4_BNB,
-  iq4_nl = QF_IQ4_NL
+  iq4_nl = QF_IQ4_NL,
+  f32 = QF_F32,  // weights that are not quantized
+  f16 = QF_F16,
+  bf16 = QF_BF16
 };
+
+enum class WordLayout { awq = QF_WORDS_AWQ, gptq = QF_WORDS_GPTQ, gptq_v2 = QF_WORDS_GPTQ_V2 };
 
 enum class Activation {
   identity = QF_IDENTITY,
@@ -492,6 +497,53 @@ inline std::string explain_dequantize(const ConstTensor& q, const ConstTensor& s
   return detail::explain(qf_dequantize_explain, a, call);
 }
 
+// The words of AWQ and GPTQ.
+struct WordOptions {
+  WordLayout layout = WordLayout::awq;
+  int32_t bits = 4;
+  int64_t group = 0;  // rows of x that share a scale; 0: all
+  ConstTensor g_idx;  // i32 [k]: the group of each row (GPTQ)
+};
+
+namespace detail {
+inline qf_dequantize_words_args args_of_dequantize_words(const ConstTensor& qweight,
+                                                         const ConstTensor& qzeros, const ConstTensor& scales,
+                                                         const Tensor& x, const WordOptions& options) {
+  qf_dequantize_words_args a = {};
+  a.layout = static_cast<qf_word_layout>(options.layout);
+  a.bits = options.bits;
+  a.group = options.group;
+  a.qweight = qweight.get();
+  a.qzeros = qzeros.get();
+  a.scales = scales.get();
+  a.g_idx = options.g_idx.get();
+  a.x = x.get();
+  return a;
+}
+}  // namespace detail
+
+// x = (q - zero) * scale.
+//   qweight, qzeros  in   i32, by layout
+//   scales           in   float [groups, n]
+//   x                out  float [k, n]
+inline void dequantize_words(const ConstTensor& qweight, const ConstTensor& qzeros, const ConstTensor& scales,
+                             const Tensor& x, const WordOptions& options = {}, const Call& call = {}) {
+  const auto a = detail::args_of_dequantize_words(qweight, qzeros, scales, x, options);
+  detail::run(qf_dequantize_words, qf_dequantize_words_workspace, a, call, x.device());
+}
+inline size_t dequantize_words_workspace(const ConstTensor& qweight, const ConstTensor& qzeros,
+                                         const ConstTensor& scales, const Tensor& x,
+                                         const WordOptions& options = {}, const Call& call = {}) {
+  const auto a = detail::args_of_dequantize_words(qweight, qzeros, scales, x, options);
+  return detail::workspace_bytes(qf_dequantize_words_workspace, a, call);
+}
+inline std::string explain_dequantize_words(const ConstTensor& qweight, const ConstTensor& qzeros,
+                                            const ConstTensor& scales, const Tensor& x,
+                                            const WordOptions& options = {}, const Call& call = {}) {
+  const auto a = detail::args_of_dequantize_words(qweight, qzeros, scales, x, options);
+  return detail::explain(qf_dequantize_words_explain, a, call);
+}
+
 // ---- Products ---------------------------------------------------------------------------------------------
 
 struct ScaledMmOptions {
@@ -785,6 +837,8 @@ struct LinearOptions {
   ScaleMode out_mode = ScaleMode::dynamic;
   int64_t out_group = 0;  // columns of y that share a scale where dynamic; 0: the whole row
   Tensor out_scale;       // fixed: in, f32 [1]; dynamic: out, f32 [m, ceil(n_out/out_group)]
+
+  bool is_batch_invariant = false;  // the bits of a row of y do not depend on m
 };
 
 namespace detail {
@@ -804,6 +858,7 @@ inline qf_linear_args args_of_linear(const ConstTensor& x, const Weight& weight,
   a.out_mode = static_cast<qf_scale_mode>(options.out_mode);
   a.out_group = options.out_group;
   a.out_scale = options.out_scale.get();
+  a.batch_invariant = options.is_batch_invariant;
   return a;
 }
 }  // namespace detail

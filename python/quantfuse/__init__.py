@@ -23,6 +23,7 @@ and returns outputs of the same family: torch tensors for torch tensors, NumPy a
 from typing import TYPE_CHECKING, Any
 
 from ._calibrate import AwqResult, GptqResult, awq_search, gptq_quantize
+from ._dequantize_words import awq_dequantize, gptq_dequantize
 from ._library import (
     Explanation,
     explain,
@@ -35,6 +36,7 @@ from ._library import (
 )
 from ._linear import linear, linear_backward
 from ._norm import activate, gated_act, rms_norm, silu_and_mul
+from ._plain_weight import PlainWeight
 from ._products import int4_matmul, int8_matmul, scaled_mm, w8a8_block_fp8_matmul, w8a8_block_int8_matmul
 from ._quantize import (
     Quantized,
@@ -94,16 +96,19 @@ __all__ = [
     "AwqResult",
     "Explanation",
     "GptqResult",
+    "PlainWeight",
     "Quantized",
     "QuantizedWeight",
     "Scheme",
     "activate",
+    "awq_dequantize",
     "awq_search",
     "calibrate_and_quantize",
     "dequantize_tensor",
     "explain",
     "gated_act",
     "get_num_threads",
+    "gptq_dequantize",
     "gptq_quantize",
     "info",
     "int4_matmul",

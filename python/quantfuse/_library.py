@@ -54,6 +54,7 @@ class Operation:
 
 QUANTIZE = Operation("quantize")
 DEQUANTIZE = Operation("dequantize")
+DEQUANTIZE_WORDS = Operation("dequantize_words")
 SCALED_MM = Operation("scaled_mm")
 LINEAR = Operation("linear")
 LINEAR_BACKWARD = Operation("linear_backward")

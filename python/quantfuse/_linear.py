@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers over quantized weights."""
+"""Linear layers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ._library import LINEAR, LINEAR_BACKWARD, invoke
+from ._plain_weight import PlainWeight
 from ._tensors import (
     ACT_FORMATS,
     ACTIVATIONS,
@@ -24,7 +25,7 @@ from ._weight import QuantizedWeight
 
 def linear(
     x: Tensor,
-    weight: QuantizedWeight,
+    weight: QuantizedWeight | PlainWeight | Tensor,
     bias: Tensor | None = None,
     *,
     activation: str | None = None,
@@ -37,12 +38,14 @@ def linear(
     out_group: int = 0,
     out_scale: Tensor | None = None,
     out: Any = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """``quantize( activation(x @ w.T + bias) [* up] + residual )``, all in one kernel.
 
     Args:
         x: ``[..., k]`` float32, float16 or bfloat16; or codes, with ``x_scale``.
-        weight: ``n`` by ``k``. The layer has ``n`` outputs, or ``n / 2`` where the weight is gated: then the
+        weight: ``n`` by ``k``; a tensor is taken as :class:`PlainWeight`, and on a CPU packed anew by every
+            call. The layer has ``n`` outputs, or ``n / 2`` where the weight is gated: then the
             first half of its rows is the gate, the second the up projection, and the result is
             ``activation(gate) * up``.
         bias: ``[n]`` float32, float16 or bfloat16.
@@ -57,6 +60,8 @@ def linear(
         out_group: columns of the output that share a dynamic scale; 0 is the whole row.
         out_scale: one float32: a static scale in place of dynamic ones.
         out: memory for the output, or for ``(codes, scale)``.
+        batch_invariant: the bits of a row must not depend on how many rows there are: no kernel runs whose
+            order of summation does.
 
     Returns:
         ``y`` ``[..., n_out]``; with dynamic scales ``(codes, scale)``, the scale ``[..., ceil(n_out /
@@ -69,8 +74,8 @@ def linear(
     [[1.0, 2.0], [0.0, 0.0]]
     """
     x, family = adopt(x, "x")
-    if not isinstance(weight, QuantizedWeight):
-        raise TypeError(f"weight is a {type(weight).__name__}, expected a QuantizedWeight")
+    if not isinstance(weight, QuantizedWeight | PlainWeight):
+        weight = PlainWeight(adopt_like(weight, "weight", family, "x")).pack()
     act_format = choice(ACT_FORMATS, act_quant, "act_quant")
     if x_scale is not None:
         x_scale = adopt_like(x_scale, "x_scale", family, "x")
@@ -97,6 +102,7 @@ def linear(
         choice(ACTIVATIONS, activation, "activation"),
         residual,
         *y,
+        batch_invariant,
     )
     return result
 

@@ -18,7 +18,8 @@ from ._library import LINEAR, invoke
 from ._linear import linear as _call_linear
 from ._linear import linear_backward as _call_linear_backward
 from ._norm import rms_norm as _call_rms_norm
-from ._tensors import ACT_FORMATS, ACTIVATIONS, DYNAMIC, adopt
+from ._plain_weight import PlainWeight
+from ._tensors import ACT_FORMATS, ACTIVATIONS, DYNAMIC, adopt, choice
 from ._weight import QuantizedWeight
 
 _WEIGHT = (
@@ -28,16 +29,20 @@ _WEIGHT = (
 _library = torch.library.Library("quantfuse", "DEF")
 _library.define(
     f"linear(Tensor x, {_WEIGHT}, Tensor? bias, str activation, Tensor? residual, str? act_quant, "
-    "int act_group, Tensor? x_scale, ScalarType? out_dtype) -> Tensor",
+    "int act_group, Tensor? x_scale, ScalarType? out_dtype, bool batch_invariant=False) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 _library.define(
     f"linear_quantized(Tensor x, {_WEIGHT}, Tensor? bias, str activation, str? act_quant, int act_group, "
-    "Tensor? x_scale, str out_quant, int out_group) -> (Tensor, Tensor)",
+    "Tensor? x_scale, str out_quant, int out_group, bool batch_invariant=False) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 _library.define(
     f"linear_backward(Tensor dy, {_WEIGHT}) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+_library.define(
+    "linear_plain(Tensor x, Tensor weight, Tensor? bias, str activation, bool batch_invariant) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 _library.define(
@@ -130,32 +135,12 @@ def _linear(
     act_group: int,
     x_scale: Any,
     out_dtype: Any,
+    batch_invariant: bool = False,
 ) -> Any:
     x = x if x.is_contiguous() else x.contiguous()
     weight = _weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry)
     if residual is None and x_scale is None and out_dtype is None:
-        # The common call by the shortest way: for one token the kernel takes less than general checks do.
-        cols = weight.out_features
-        x, family = adopt(x, "x")
-        y = x.new_empty((*x.shape[:-1], cols))
-        is_matrix = x.ndim == 2
-        invoke(
-            LINEAR,
-            family.argument(x if is_matrix else family.rows(x, "x"), "x"),
-            None,
-            ACT_FORMATS[act_quant],
-            act_group,
-            *weight.call_arguments(family),
-            bias,
-            ACTIVATIONS[activation],
-            None,
-            y if is_matrix else y.view(-1, cols),
-            0,
-            DYNAMIC,
-            0,
-            None,
-        )
-        return y
+        return _call_shortly(x, weight, bias, activation, act_quant, act_group, batch_invariant)
     return _call_linear(
         x,
         weight,
@@ -166,11 +151,46 @@ def _linear(
         act_group=act_group,
         x_scale=x_scale,
         out_dtype=out_dtype,
+        batch_invariant=batch_invariant,
     )
 
 
+def _call_shortly(
+    x: torch.Tensor,
+    weight: QuantizedWeight | PlainWeight,
+    bias: Any,
+    activation: str,
+    act_quant: str | None,
+    act_group: int,
+    batch_invariant: bool,
+) -> torch.Tensor:
+    """The common call by the shortest way: for one token the kernel takes less than general checks do."""
+    cols = weight.out_features
+    x, family = adopt(x, "x")
+    y = x.new_empty((*x.shape[:-1], cols))
+    is_matrix = x.ndim == 2
+    invoke(
+        LINEAR,
+        family.argument(x if is_matrix else family.rows(x, "x"), "x"),
+        None,
+        ACT_FORMATS[act_quant],
+        act_group,
+        *weight.call_arguments(family),
+        bias,
+        ACTIVATIONS[activation],
+        None,
+        y if is_matrix else y.view(-1, cols),
+        0,
+        DYNAMIC,
+        0,
+        None,
+        batch_invariant,
+    )
+    return y
+
+
 def _linear_fake(x: Any, *args: Any) -> Any:
-    geometry, (x_scale, out_dtype) = args[7], args[-2:]
+    geometry, (x_scale, out_dtype) = args[7], args[13:15]
     dtype = out_dtype or (torch.float32 if x_scale is not None else x.dtype)
     return x.new_empty((*x.shape[:-1], _out_features(x, geometry)), dtype=dtype)
 
@@ -185,6 +205,7 @@ def _out_features(x: Any, geometry: list[int]) -> int:
 def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, *tensors, ctx.format, ctx.geometry, bias, ctx.activation, residual = inputs[:12]
     ctx.act_quant, ctx.act_group = inputs[12:14]
+    ctx.batch_invariant = inputs[16]
     needs_input = ctx.activation != "identity" or ctx.geometry[4]
     ctx.save_for_backward(x if needs_input else None, *tensors, bias)
     ctx.x_dtype = x.dtype
@@ -199,14 +220,14 @@ def _linear_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     dz = dy
     if x is not None:
         z = torch.ops.quantfuse.linear(
-            x, *plain, bias, "identity", None, ctx.act_quant, ctx.act_group, None, None
+            x, *plain, bias, "identity", None, ctx.act_quant, ctx.act_group, None, None, ctx.batch_invariant
         )
         dz = _through_activation(dy, z, ctx.activation, bool(is_gated))
     needs_x, needs_bias, needs_residual = (ctx.needs_input_grad[i] for i in (0, 9, 11))
     dx = torch.ops.quantfuse.linear_backward(dz, *plain).to(ctx.x_dtype) if needs_x else None
     dbias = dz.reshape(-1, dz.shape[-1]).sum(0).to(bias.dtype) if needs_bias else None
     dresidual = dy.to(ctx.residual_dtype) if needs_residual else None
-    return (dx, *[None] * 8, dbias, None, dresidual, *[None] * 4)
+    return (dx, *[None] * 8, dbias, None, dresidual, *[None] * 5)
 
 
 _ACTIVATIONS: dict[str, Any] = {
@@ -254,6 +275,7 @@ def _linear_quantized(
     x_scale: Any,
     out_quant: str,
     out_group: int,
+    batch_invariant: bool = False,
 ) -> Any:
     return _call_linear(
         x.contiguous(),
@@ -265,6 +287,7 @@ def _linear_quantized(
         x_scale=x_scale,
         out_quant=out_quant,
         out_group=out_group,
+        batch_invariant=batch_invariant,
     )
 
 
@@ -283,7 +306,7 @@ def _quantized_like(x: Any, cols: int, out_quant: str, out_group: int) -> Any:
 
 
 def _linear_quantized_fake(x: Any, *args: Any) -> Any:
-    geometry, (out_quant, out_group) = args[7], args[-2:]
+    geometry, (out_quant, out_group) = args[7], args[13:15]
     return _quantized_like(x, _out_features(x, geometry), out_quant, out_group)
 
 
@@ -313,6 +336,58 @@ def _linear_backward(
 
 def _linear_backward_fake(dy: Any, *args: Any) -> Any:
     return dy.new_empty((*dy.shape[:-1], args[7][1]))
+
+
+# ---- linear over a weight that is not quantized ----
+
+# By a tensor's id: the tensor, what of it was packed, and the weight.
+_plain_weights: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int], PlainWeight]] = {}
+
+
+def _plain_weight(w: torch.Tensor) -> PlainWeight:
+    key = id(w)
+    state = (w.data_ptr(), 0 if w.is_inference() else w._version)
+    known = _plain_weights.get(key)
+    if known is not None and known[0]() is w and known[1] == state:
+        return known[2]
+    weight = PlainWeight(w.detach() if w.is_contiguous() else w.detach().contiguous())
+    if not w.is_cuda:
+        weight.pack()
+    _plain_weights[key] = (weakref.ref(w, lambda _: _plain_weights.pop(key, None)), state, weight)
+    return weight
+
+
+def _linear_plain(
+    x: torch.Tensor, weight: torch.Tensor, bias: Any, activation: str, batch_invariant: bool
+) -> Any:
+    x = x if x.is_contiguous() else x.contiguous()
+    return _call_shortly(x, _plain_weight(weight), bias, activation, None, 0, batch_invariant)
+
+
+def _linear_plain_fake(x: Any, weight: Any, bias: Any, activation: str, batch_invariant: bool) -> Any:
+    return x.new_empty((*x.shape[:-1], _out_features(x, [*weight.shape, 0, 0, 0])))
+
+
+def _save_linear_plain(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, weight, bias, ctx.activation, ctx.batch_invariant = inputs
+    ctx.save_for_backward(x, weight, bias)
+
+
+def _linear_plain_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    """Nothing is left to fuse: the products are torch's own."""
+    x, weight, bias = ctx.saved_tensors
+    dz = dy
+    if ctx.activation != "identity":
+        z = torch.ops.quantfuse.linear_plain(x, weight, bias, "identity", ctx.batch_invariant)
+        dz = _through_activation(dy, z, ctx.activation, is_gated=False)
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    rows = dz.reshape(-1, dz.shape[-1])
+    dx = (dz.to(weight.dtype) @ weight).to(x.dtype) if needs_x else None
+    dweight = None
+    if needs_weight:
+        dweight = rows.T.to(weight.dtype) @ x.reshape(-1, x.shape[-1]).to(weight.dtype)
+    dbias = rows.sum(0).to(bias.dtype) if needs_bias else None
+    return dx, dweight, dbias, None, None
 
 
 # ---- rms_norm ----
@@ -355,6 +430,7 @@ for _name, _kernel, _fake in (
     ("linear", _linear, _linear_fake),
     ("linear_quantized", _linear_quantized, _linear_quantized_fake),
     ("linear_backward", _linear_backward, _linear_backward_fake),
+    ("linear_plain", _linear_plain, _linear_plain_fake),
     ("rms_norm", _rms_norm, _rms_norm_fake),
     ("rms_norm_quantized", _rms_norm_quantized, _rms_norm_quantized_fake),
 ):
@@ -365,6 +441,9 @@ torch.library.register_autograd(
     "quantfuse::linear", _linear_gradient, setup_context=_save_linear, lib=_library
 )
 torch.library.register_autograd(
+    "quantfuse::linear_plain", _linear_plain_gradient, setup_context=_save_linear_plain, lib=_library
+)
+torch.library.register_autograd(
     "quantfuse::rms_norm", _rms_norm_gradient, setup_context=_save_rms_norm, lib=_library
 )
 
@@ -373,6 +452,7 @@ torch.library.register_autograd(
 
 _linear_op = torch.ops.quantfuse.linear.default
 _linear_quantized_op = torch.ops.quantfuse.linear_quantized.default
+_linear_plain_op = torch.ops.quantfuse.linear_plain.default
 
 
 def _is_plain(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -391,3 +471,15 @@ def linear(x: torch.Tensor, *args: Any) -> Any:
 def linear_quantized(x: torch.Tensor, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear_quantized``, likewise."""
     return _linear_quantized(x, *args) if _is_plain(x, args[8]) else _linear_quantized_op(x, *args)
+
+
+def linear_plain(x: torch.Tensor, weight: torch.Tensor, bias: Any, *args: Any) -> Any:
+    """``torch.ops.quantfuse.linear_plain``, likewise."""
+    is_plain = _is_plain(x, bias) and not (weight.requires_grad and torch.is_grad_enabled())
+    return (_linear_plain if is_plain else _linear_plain_op)(x, weight, bias, *args)
+
+
+def checked_activation(activation: str | None) -> str:
+    """The name of an activation, or ``ValueError``."""
+    choice(ACTIVATIONS, activation, "activation")
+    return activation or "identity"

@@ -248,6 +248,8 @@ FORMATS = {
     "fp4_bnb": 7,
     "iq4_nl": 8,
 }
+#: Weights that are not quantized, by their type.
+PLAIN_FORMATS = {"float32": 9, "float16": 10, "bfloat16": 11}
 #: Formats that are a table of 16 numbers. Their scales may be any finite numbers.
 CODEBOOKS = ("nf4", "fp4_bnb", "iq4_nl")
 #: Formats with one E8M0 scale per 32 numbers of a row, as OCP microscaling has them: the format of their

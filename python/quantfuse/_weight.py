@@ -199,16 +199,9 @@ class QuantizedWeight:
         nothing changes. On a CUDA device this waits for the packing to end.
         """
         if self.packed is None:
-            arguments = self._make_arguments()
-            try:
-                size = weight_packed_bytes(*arguments)
-                if size == 0:
-                    return self
-                packed = _aligned_bytes(size, self._family, self.codes)
-                weight_pack(*arguments[:-1], self._family.output(packed, "packed"))
-            except NotImplementedError:
+            self.packed = pack_arguments(self._make_arguments(), self._family, self.codes)
+            if self.packed is None:
                 return self
-            self.packed = packed
         if drop_canonical:
             self.codes = self.scales = self.zeros = self.offsets = self.g_idx = None
         self._arguments = None
@@ -325,6 +318,19 @@ class QuantizedWeight:
         words = [self.format, f"{n} x {k}", f"block {self.block}", f"{self.nbytes} bytes"]
         words += ["gated"] * self.is_gated + ["packed"] * (self.packed is not None)
         return f"QuantizedWeight({', '.join(words)})"
+
+
+def pack_arguments(arguments: tuple[Any, ...], family: Family, like: Tensor) -> Tensor | None:
+    """The packed form of a weight given by the fields of the C struct; None where its device has none."""
+    try:
+        size = weight_packed_bytes(*arguments)
+        if size == 0:
+            return None
+        packed = _aligned_bytes(size, family, like)
+        weight_pack(*arguments[:-1], family.output(packed, "packed"))
+    except NotImplementedError:
+        return None
+    return packed
 
 
 def _check_format(format: str, name: str) -> None:

@@ -67,6 +67,16 @@ struct DequantizeSpec {
   int64_t rows = 0, cols = 0, row_padding = 0;
 };
 
+struct DequantizeWordsSpec {
+  std::string name;
+  qf_word_layout layout = QF_WORDS_AWQ;
+  int32_t bits = 4;
+  int64_t group = 128;
+  bool has_g_idx = false;
+  qf_dtype scale_dtype = {2, 16, 1}, dtype = {2, 16, 1};
+  int64_t k = 0, n = 0, row_padding = 0;
+};
+
 struct ScaledMmSpec {
   std::string name;
   qf_format a_format = QF_INT8, b_format = QF_INT8;
@@ -95,6 +105,7 @@ struct LinearSpec {
   qf_activation activation = QF_IDENTITY;
   bool has_bias = false, has_residual = false;
   bool has_residual_in_y = false;  // the residual is y itself, which then has the type of x
+  bool is_batch_invariant = false;
   qf_format out_format = QF_FORMAT_NONE;
   qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
   int64_t out_group = 0;
@@ -161,6 +172,7 @@ struct AwqSearchSpec {
 using CasePtr = std::unique_ptr<Case>;
 CasePtr make_case(const QuantizeSpec&);
 CasePtr make_case(const DequantizeSpec&);
+CasePtr make_case(const DequantizeWordsSpec&);
 CasePtr make_case(const ScaledMmSpec&);
 CasePtr make_case(const LinearSpec&);
 CasePtr make_case(const LinearBackwardSpec&);

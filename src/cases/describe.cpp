@@ -15,6 +15,9 @@ std::string format_word(qf_format format) {
     case QF_NF4: return "nf4";
     case QF_FP4_BNB: return "fp4_bnb";
     case QF_IQ4_NL: return "iq4_nl";
+    case QF_F32: return "f32";
+    case QF_F16: return "f16";
+    case QF_BF16: return "bf16";
     default: return "none";
   }
 }
@@ -58,7 +61,7 @@ std::string weight_word(const WeightSpec& weight) {
   return Words()
       .add(weight.has_e8m0_scale && weight.block.cols == 32 ? "mx" + format_word(weight.format)
                                                             : format_word(weight.format))
-      .add(block_word(weight.block))
+      .add_if(!is_plain(weight.format), block_word(weight.block))
       .add_if(weight.has_e8m0_scale, "e8m0")
       .add_if(weight.is_asymmetric, weight.has_float_zero ? "float_zero" : "asym")
       .add_if(weight.has_offset, "offset")

@@ -62,6 +62,7 @@ class LinearCase final : public OperationCase<qf_linear_args> {
         .add_if(spec_.has_bias, "bias")
         .add_if(spec_.has_residual, "residual")
         .add_if(spec_.has_residual_in_y, "residual_in_y")
+        .add_if(spec_.is_batch_invariant, "batch_invariant")
         .add(out_word(spec_.out_format, spec_.out_mode, spec_.out_group))
         .add_if(spec_.row_padding > 0, "padded")
         .add(data_word(spec_.data))
@@ -119,6 +120,7 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     a.activation = spec_.activation;
     a.residual = view(residual_, set);
     set_output(a, out_, set);
+    a.batch_invariant = spec_.is_batch_invariant;
     return a;
   }
 
@@ -289,6 +291,20 @@ LinearSpec random_tensor_core_spec(Random& random, int64_t tokens) {
   return s;
 }
 
+// Weights that are not quantized, of the input's type or another.
+LinearSpec random_plain_spec(Random& random, int64_t tokens) {
+  LinearSpec s = random_spec(random);
+  s.m = tokens;
+  s.weight = {random.pick({QF_F32, QF_F16, QF_BF16, QF_BF16}), {}};
+  s.weight.is_gated = random.chance(30);
+  s.act_format = QF_FORMAT_NONE, s.act_group = 0, s.has_quantized_x = false;
+  const qf_dtype own = code_dtype(s.weight.format, false);
+  s.dtype = random.chance(70) ? own : random.pick({kF32, kF16, kBf16});
+  s.n = 2 * random.pick<int64_t>({1, 4, 7, 16, 33, 64, 65, 132});
+  s.k = random.pick<int64_t>({1, 7, 8, 31, 64, 127, 128, 129, 256, 333, 1031});
+  return s;
+}
+
 // Quantized activations and weights that are a product of codes on a GPU.
 LinearSpec random_product_spec(Random& random, int64_t tokens) {
   LinearSpec s = random_tensor_core_spec(random, tokens);
@@ -421,6 +437,18 @@ std::vector<CasePtr> linear_test_cases() {
     list.add(s);
     s.weight.block = {128, 128}, s.act_group = 128;
     list.add(s);
+  }
+  for (const int64_t tokens : {1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 70, 130}) {
+    for (int i = 0; i < 8; ++i) list.add(random_plain_spec(random, tokens));
+  }
+  for (const int64_t tokens : {1, 9, 33, 70}) {  // the order of summation that every m has
+    for (int i = 0; i < 6; ++i) {
+      LinearSpec s = i < 3   ? random_tensor_core_spec(random, tokens)
+                     : i < 5 ? random_product_spec(random, tokens)
+                             : random_plain_spec(random, tokens);
+      s.is_batch_invariant = true;
+      list.add(s);
+    }
   }
   // A NaN is its own token's alone.
   for (const int64_t m : {2, 3}) {

@@ -38,6 +38,9 @@ qf_dtype code_dtype(qf_format format, bool as_bytes) {
     case QF_INT8: return kI8;
     case QF_FP8_E4M3: return as_bytes ? kU8 : kE4m3;
     case QF_FP8_E5M2: return as_bytes ? kU8 : kE5m2;
+    case QF_F32: return kF32;
+    case QF_F16: return kF16;
+    case QF_BF16: return kBf16;
     default: return kU8;
   }
 }

@@ -37,6 +37,7 @@ class CaseList {
 
 std::vector<CasePtr> quantize_test_cases();
 std::vector<CasePtr> dequantize_test_cases();
+std::vector<CasePtr> dequantize_words_test_cases();
 std::vector<CasePtr> scaled_mm_test_cases();
 std::vector<CasePtr> linear_test_cases();
 std::vector<CasePtr> linear_backward_test_cases();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "formats/codes.h"
 
@@ -14,6 +15,20 @@ void change_each(Tensor& tensor, const Change& change) {
   Image& image = tensor.initial();
   for (int64_t r = 0; r < image.rows; ++r) {
     for (int64_t c = 0; c < image.cols; ++c) image.set(r, c, change(image.value(r, c)));
+  }
+}
+
+// After 251 rows they come again: large matrices for a bench are then made in no time.
+void fill_numbers(Tensor& numbers, Random& random, double magnitude) {
+  constexpr int64_t kDrawnRows = 251;
+  Image& image = numbers.initial();
+  for (int64_t r = 0; r < image.rows; ++r) {
+    if (r >= kDrawnRows) {
+      std::memcpy(image.row(r), image.row(r - kDrawnRows),
+                  static_cast<size_t>(image.cols * dtype_bytes(image.dtype)));
+      continue;
+    }
+    for (int64_t c = 0; c < image.cols; ++c) image.set(r, c, random.uniform(-1, 1) * magnitude);
   }
 }
 
@@ -41,7 +56,8 @@ CanonicalWeight::CanonicalWeight(const WeightSpec& spec, int64_t n, int64_t k, i
   num_groups_ = ceil_div(k, block_.cols);
   const std::vector<int64_t> shape = {ceil_div(n, block_.rows), num_groups_};
   codes_ = &declare("codes", Role::input, code_dtype(spec.format, row_padding > 0),
-                    {n, row_bytes(spec.format, k)}, row_padding);
+                    {n, is_plain(spec.format) ? k : row_bytes(spec.format, k)}, row_padding);
+  if (is_plain(spec.format)) return;
   scale_ = &declare("scale", Role::input, spec.has_e8m0_scale ? kE8m0 : kF32, shape, 0);
   if (spec.is_asymmetric) zero_ = &declare("zero", Role::input, spec.has_float_zero ? kF32 : kI8, shape, 0);
   if (spec.has_offset) offset_ = &declare("offset", Role::input, kF32, shape, 0);
@@ -49,6 +65,7 @@ CanonicalWeight::CanonicalWeight(const WeightSpec& spec, int64_t n, int64_t k, i
 }
 
 void CanonicalWeight::fill(Random& random, double magnitude) {
+  if (is_plain(spec_.format)) return fill_numbers(*codes_, random, magnitude);
   const CodeRange range = code_range(spec_.format);
   fill_codes(*codes_, random, spec_.format, k_);
   fill_scales(*scale_, random, magnitude / range.symmetric_max);
@@ -80,9 +97,9 @@ qf_weight CanonicalWeight::view(int set, qf_device device) const {
   qf_weight w = {};
   w.format = spec_.format;
   w.n = n_, w.k = k_;
-  w.block = spec_.block;
+  w.block = is_plain(spec_.format) ? qf_block{} : spec_.block;
   w.codes = codes_->view(set, device);
-  w.scale = scale_->view(set, device);
+  w.scale = scale_ ? scale_->view(set, device) : nullptr;
   w.zero = zero_ ? zero_->view(set, device) : nullptr;
   w.offset = offset_ ? offset_->view(set, device) : nullptr;
   w.g_idx = g_idx_ ? g_idx_->view(set, device) : nullptr;
@@ -97,9 +114,12 @@ std::vector<double> CanonicalWeight::magnitudes() const {
       const int64_t g = g_idx_ ? static_cast<int64_t>(g_idx_->initial().value(0, k)) : k / block_.cols;
       const int64_t i = n / block_.rows * num_groups_ + g;
       const double zero = zero_ ? std::abs(zero_->initial().value(i)) : 0;
-      const double code = std::abs(decode_at(spec_.format, codes_->initial().row(n), k));
+      const Image& codes = codes_->initial();
+      const double code =
+          std::abs(is_plain(spec_.format) ? codes.value(n, k) : decode_at(spec_.format, codes.row(n), k));
       const double offset = offset_ ? std::abs(offset_->initial().value(i)) : 0;
-      w[static_cast<size_t>(n * k_ + k)] = (code + zero) * std::abs(scale_->initial().value(i)) + offset;
+      const double scale = scale_ ? std::abs(scale_->initial().value(i)) : 1;
+      w[static_cast<size_t>(n * k_ + k)] = (code + zero) * scale + offset;
     }
   }
   return w;

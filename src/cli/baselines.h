@@ -52,7 +52,8 @@ class Baselines {
   bool has_onednn_ = false;
 };
 
-enum class GpuNumbers { f16, bf16, int8, e4m3 };
+// The last: with a scale per 128 columns of x and per 128 x 128 of w.
+enum class GpuNumbers { f16, bf16, int8, e4m3, e4m3_blocks };
 
 // A product on a GPU, on copies of its data of its own.
 class GpuBaseline {

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuBLASLt as the baseline of a product on a GPU. Loaded at run time, so that the command starts
-// without it; its header is all that the build needs.
-#include <cublasLt.h>
+// cuBLASLt as the baseline of a product on a GPU.
 #include <cuda_runtime.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <random>
@@ -12,47 +9,12 @@
 #include <vector>
 
 #include "baselines.h"
+#include "cuda/cublaslt.h"
 
 namespace quantfuse::cli {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what PyTorch gives it on this generation
-
-struct Api {
-  decltype(&cublasLtCreate) create;
-  decltype(&cublasLtMatmulDescCreate) create_description;
-  decltype(&cublasLtMatmulDescSetAttribute) set_attribute;
-  decltype(&cublasLtMatrixLayoutCreate) create_layout;
-  decltype(&cublasLtMatmulPreferenceCreate) create_preference;
-  decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
-  decltype(&cublasLtMatmulAlgoGetHeuristic) get_heuristic;
-  decltype(&cublasLtMatmul) matmul;
-};
-
-template <class Function>
-bool find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
-
-// Null where there is no cuBLASLt of the header's version.
-const Api* api() {
-  static const Api* loaded = []() -> const Api* {
-    const std::string name = "libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR);
-    void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    static Api api;
-    const bool is_whole = library && find(library, "cublasLtCreate", api.create) &&
-                          find(library, "cublasLtMatmulDescCreate", api.create_description) &&
-                          find(library, "cublasLtMatmulDescSetAttribute", api.set_attribute) &&
-                          find(library, "cublasLtMatrixLayoutCreate", api.create_layout) &&
-                          find(library, "cublasLtMatmulPreferenceCreate", api.create_preference) &&
-                          find(library, "cublasLtMatmulPreferenceSetAttribute", api.set_preference) &&
-                          find(library, "cublasLtMatmulAlgoGetHeuristic", api.get_heuristic) &&
-                          find(library, "cublasLtMatmul", api.matmul);
-    return is_whole ? &api : nullptr;
-  }();
-  return loaded;
-}
 
 void check(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
@@ -69,6 +31,7 @@ struct Kind {
   cudaDataType_t in, out, scale;
   cublasComputeType_t compute;
   uint16_t drawn_bits, fixed_bits;
+  bool has_block_scales = false;
 
   size_t in_bytes() const { return in == CUDA_R_16BF || in == CUDA_R_16F ? 2 : 1; }
   size_t out_bytes() const { return out == CUDA_R_32I ? 4 : 2; }
@@ -81,8 +44,17 @@ Kind kind_of(GpuNumbers numbers) {
       return {"cuBLASLt bf16", CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 0x83ff, 0x3c00};
     case GpuNumbers::int8:
       return {"cuBLASLt int8", CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I, 0xffff, 0};
-    default:  // numbers below 2
-      return {"cuBLASLt e4m3", CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 0xbfbf, 0};
+    default: {  // numbers below 2
+      const bool has_blocks = numbers == GpuNumbers::e4m3_blocks;
+      return {has_blocks ? "cuBLASLt e4m3 blocks" : "cuBLASLt e4m3",
+              CUDA_R_8F_E4M3,
+              CUDA_R_16BF,
+              CUDA_R_32F,
+              CUBLAS_COMPUTE_32F,
+              0xbfbf,
+              0,
+              has_blocks};
+    }
   }
 }
 
@@ -100,6 +72,10 @@ class Memory {
       check(cudaMemcpy(this->at(at), words.data(), std::min(chunk, bytes - at), cudaMemcpyHostToDevice));
     }
   }
+  Memory(size_t bytes, float value) : Memory(bytes) {
+    const std::vector<float> values(bytes / sizeof value, value);
+    check(cudaMemcpy(data_, values.data(), bytes, cudaMemcpyHostToDevice));
+  }
   ~Memory() { cudaFree(data_); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -110,9 +86,9 @@ class Memory {
 };
 
 // y^T[n, m] = w x^T in cuBLAS's column-major terms.
-class CublasLt final : public GpuBaseline {
+class CublasLtProduct final : public GpuBaseline {
  public:
-  CublasLt(const Shape& shape, const Kind& kind, int copies)
+  CublasLtProduct(const Shape& shape, const Kind& kind, int copies)
       : x_bytes_(static_cast<size_t>(shape.m * shape.k) * kind.in_bytes()),
         w_bytes_(static_cast<size_t>(shape.n * shape.k) * kind.in_bytes()),
         y_bytes_(static_cast<size_t>(shape.m * shape.n) * kind.out_bytes()),
@@ -120,30 +96,35 @@ class CublasLt final : public GpuBaseline {
         w_(w_bytes_ * static_cast<size_t>(copies), kind),
         y_(y_bytes_ * static_cast<size_t>(copies)),
         workspace_(kWorkspaceBytes),
+        scales_(kind.has_block_scales ? scale_bytes(shape) : 4, 1.0f),
         has_integer_scale_(kind.scale == CUDA_R_32I) {
     const auto m = static_cast<uint64_t>(shape.m), n = static_cast<uint64_t>(shape.n),
                k = static_cast<uint64_t>(shape.k);
-    check(api()->create(&handle_), "cublasLtCreate");
-    check(api()->create_description(&description_, kind.compute, kind.scale), "cublasLtMatmulDescCreate");
+    check(cublaslt()->create(&handle_), "cublasLtCreate");
+    check(cublaslt()->create_description(&description_, kind.compute, kind.scale),
+          "cublasLtMatmulDescCreate");
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    check(api()->set_attribute(description_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
-          "cublasLtMatmulDescSetAttribute");
-    if (kind.in == CUDA_R_8F_E4M3) {  // its fastest: sums in the tensor cores' own precision
+    check(
+        cublaslt()->set_attribute(description_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
+        "cublasLtMatmulDescSetAttribute");
+    if (kind.has_block_scales) {
+      set_block_scales();
+    } else if (kind.in == CUDA_R_8F_E4M3) {  // its fastest: sums in the tensor cores' own precision
       const int8_t yes = 1;
-      check(api()->set_attribute(description_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &yes, sizeof yes),
+      check(cublaslt()->set_attribute(description_, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &yes, sizeof yes),
             "cublasLtMatmulDescSetAttribute");
     }
-    check(api()->create_layout(&w_layout_, kind.in, k, n, shape.k), "cublasLtMatrixLayoutCreate");
-    check(api()->create_layout(&x_layout_, kind.in, k, m, shape.k), "cublasLtMatrixLayoutCreate");
-    check(api()->create_layout(&y_layout_, kind.out, n, m, shape.n), "cublasLtMatrixLayoutCreate");
+    check(cublaslt()->create_layout(&w_layout_, kind.in, k, n, shape.k), "cublasLtMatrixLayoutCreate");
+    check(cublaslt()->create_layout(&x_layout_, kind.in, k, m, shape.k), "cublasLtMatrixLayoutCreate");
+    check(cublaslt()->create_layout(&y_layout_, kind.out, n, m, shape.n), "cublasLtMatrixLayoutCreate");
     cublasLtMatmulPreference_t preference;
-    check(api()->create_preference(&preference), "cublasLtMatmulPreferenceCreate");
-    check(api()->set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,
-                                sizeof kWorkspaceBytes),
+    check(cublaslt()->create_preference(&preference), "cublasLtMatmulPreferenceCreate");
+    check(cublaslt()->set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,
+                                     sizeof kWorkspaceBytes),
           "cublasLtMatmulPreferenceSetAttribute");
     int found = 0;
-    const cublasStatus_t status = api()->get_heuristic(handle_, description_, w_layout_, x_layout_, y_layout_,
-                                                       y_layout_, preference, 1, &chosen_, &found);
+    const cublasStatus_t status = cublaslt()->get_heuristic(
+        handle_, description_, w_layout_, x_layout_, y_layout_, y_layout_, preference, 1, &chosen_, &found);
     has_algorithm = status == CUBLAS_STATUS_SUCCESS && found > 0;
   }
   bool has_algorithm = false;  // for this product
@@ -155,15 +136,38 @@ class CublasLt final : public GpuBaseline {
     const void* beta = has_integer_scale_ ? static_cast<const void*>(&integer_zero) : &zero;
     const auto i = static_cast<size_t>(copy);
     char* y = y_.at(i * y_bytes_);
-    check(api()->matmul(handle_, description_, alpha, w_.at(i * w_bytes_), w_layout_, x_.at(i * x_bytes_),
-                        x_layout_, beta, y, y_layout_, y, y_layout_, &chosen_.algo, workspace_.at(0),
-                        kWorkspaceBytes, static_cast<cudaStream_t>(stream)),
+    check(cublaslt()->matmul(handle_, description_, alpha, w_.at(i * w_bytes_), w_layout_,
+                             x_.at(i * x_bytes_), x_layout_, beta, y, y_layout_, y, y_layout_, &chosen_.algo,
+                             workspace_.at(0), kWorkspaceBytes, static_cast<cudaStream_t>(stream)),
           "cublasLtMatmul");
   }
 
  private:
+  // All scales are 1, so that one array does for both operands, however they lie in it.
+  static size_t scale_bytes(const Shape& shape) {
+    const auto blocks = [](int64_t size, int64_t block) { return (size / block + 4) / 4 * 4 + 4; };
+    return static_cast<size_t>(std::max(blocks(shape.m, 1), blocks(shape.n, 128)) * blocks(shape.k, 128)) * 4;
+  }
+#if CUBLAS_VERSION >= 120900
+  void set_block_scales() {
+    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+      check(cublaslt()->set_attribute(description_, attribute, &value, sizeof value),
+            "cublasLtMatmulDescSetAttribute");
+    };
+    const cublasLtMatmulMatrixScale_t of_w = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+                                      of_x = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    const void* scales = scales_.at(0);
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, of_w);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, of_x);
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales);
+  }
+#else
+  void set_block_scales() { throw std::runtime_error("cuBLASLt has no block scales before CUDA 12.9"); }
+#endif
+
   size_t x_bytes_, w_bytes_, y_bytes_;
-  Memory x_, w_, y_, workspace_;
+  Memory x_, w_, y_, workspace_, scales_;
   bool has_integer_scale_;
   cublasLtHandle_t handle_ = nullptr;  // these live as long as the command
   cublasLtMatmulDesc_t description_ = nullptr;
@@ -175,14 +179,19 @@ class CublasLt final : public GpuBaseline {
 
 std::unique_ptr<GpuBaseline> make_gpu_baseline(int id, const Shape& shape, GpuNumbers numbers,
                                                double cache_bytes) {
-  if (!api()) return nullptr;
+  if (!cublaslt()) return nullptr;
   check(cudaSetDevice(id));
   const Kind kind = kind_of(numbers);
   const double bytes =
       static_cast<double>(kind.in_bytes()) * static_cast<double>((shape.m + shape.n) * shape.k) +
       static_cast<double>(kind.out_bytes()) * static_cast<double>(shape.m * shape.n);
   const int copies = copies_beyond_cache(bytes, cache_bytes);
-  auto baseline = std::make_unique<CublasLt>(shape, kind, copies);
+  std::unique_ptr<CublasLtProduct> baseline;
+  try {
+    baseline = std::make_unique<CublasLtProduct>(shape, kind, copies);
+  } catch (const std::runtime_error&) {
+    return nullptr;  // this version has no such product: one baseline fewer
+  }
   if (!baseline->has_algorithm) return nullptr;
   baseline->name = kind.name;
   baseline->copies = copies;

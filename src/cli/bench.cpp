@@ -64,6 +64,9 @@ std::vector<std::string> cells_of(const Row& row) {
     const double cost = 100 * (row.timing.us / row.plain->us - 1);
     compared += fmt::format("{}epilogue {:+.1f}%", compared.empty() ? "" : "; ", cost);
   }
+  if (row.timing.joules > 0) {
+    compared += fmt::format("{}{} mJ", compared.empty() ? "" : "; ", number(row.timing.joules * 1e3));
+  }
   return {row.label(),
           row.kernel,
           number(row.timing.us),
@@ -82,6 +85,7 @@ void print_machine(const Machine& machine) {
   } else {
     fmt::print("{}; reads {:.0f} GB/s, copies {:.0f} GB/s", machine.device_name, machine.gpu.read_gbps,
                machine.gpu.copy_gbps);
+    if (!machine.gpu.no_energy_reason.empty()) fmt::print("; no energy: {}", machine.gpu.no_energy_reason);
   }
   fmt::print("\n\n");
 }
@@ -137,7 +141,7 @@ int run_bench(const BenchOptions& options) {
     try {
       report(measure_row(job.spec, machine,
                          {options.seconds, job.kernel, options.has_baselines && is_cpu ? &baselines : nullptr,
-                          options.has_baselines && !is_cpu}));
+                          options.has_baselines && !is_cpu, options.has_energy}));
     } catch (const UsageError&) {
       throw;
     } catch (const std::runtime_error& e) {

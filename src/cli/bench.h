@@ -51,6 +51,7 @@ struct RowOptions {
   std::string kernel;                    // "": the selected one
   const Baselines* baselines = nullptr;  // of the CPU; null: none
   bool has_gpu_baselines = false;
+  bool has_energy = true;  // where the GPU counts it
 };
 // Throws std::runtime_error with the library's words where no kernel accepts or the run fails.
 Row measure_row(const Spec&, const Machine&, const RowOptions&);

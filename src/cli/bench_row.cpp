@@ -57,13 +57,17 @@ std::optional<Comparison> comparison_of(const Spec& spec) {
 
 // What a product on a GPU is compared with, the numbers of its own kind first.
 std::vector<GpuNumbers> gpu_numbers_of(const Spec& spec) {
-  const auto of_codes = [](qf_format format) -> std::vector<GpuNumbers> {
-    return {is_integer(format) ? GpuNumbers::int8 : GpuNumbers::e4m3, GpuNumbers::bf16};
+  const auto of_codes = [](qf_format format, int64_t act_group, qf_block block) -> std::vector<GpuNumbers> {
+    if (is_integer(format)) return {GpuNumbers::int8, GpuNumbers::bf16};
+    if (act_group == 128 && block.rows == 128 && block.cols == 128)
+      return {GpuNumbers::e4m3_blocks, GpuNumbers::e4m3, GpuNumbers::bf16};
+    return {GpuNumbers::e4m3, GpuNumbers::bf16};
   };
-  if (const auto* s = std::get_if<cases::ScaledMmSpec>(&spec)) return of_codes(s->a_format);
+  if (const auto* s = std::get_if<cases::ScaledMmSpec>(&spec))
+    return of_codes(s->a_format, s->a_block.cols, s->b_block);
   const auto* s = std::get_if<cases::LinearSpec>(&spec);
   if (!s || s->dtype.bits != 16) return {};
-  if (s->act_format != QF_FORMAT_NONE) return of_codes(s->act_format);
+  if (s->act_format != QF_FORMAT_NONE) return of_codes(s->act_format, s->act_group, s->weight.block);
   return {s->dtype.code == 4 ? GpuNumbers::bf16 : GpuNumbers::f16};
 }
 
@@ -177,7 +181,7 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
     } else {
       row.timing = measure_on_gpu(
           machine.device.id, [&](int copy, void* stream) { check_status(c->run(kernel, copy, stream)); },
-          row.copies, options.seconds);
+          row.copies, options.seconds, options.has_energy);
       if (plain) {
         row.plain = measure_on_gpu(
             machine.device.id,
@@ -224,6 +228,10 @@ Json row_json(const Row& row) {
   json["limit_us"] = row.limit_us > 0 ? Json(row.limit_us) : Json();
   json["samples"] = row.timing.samples;
   json["copies"] = row.copies;
+  if (row.timing.joules > 0) {
+    json["joule_per_call"] = row.timing.joules;
+    json["calls_per_joule"] = 1 / row.timing.joules;
+  }
   json["baselines"] = Json::object();
   for (const BaselineTiming& b : row.baselines) json["baselines"][b.name] = b.timing.us;
   return json;

@@ -40,6 +40,7 @@ struct BenchOptions {
   int32_t threads = 0;     // 0: the library's own choice
   double seconds = 0.3;    // of measuring, per row
   bool has_baselines = true;
+  bool has_energy = true;  // of a GPU that counts it
   bool runs_all_kernels = false;
 };
 int run_bench(const BenchOptions&);

@@ -145,6 +145,8 @@ void add_problem(CLI::App& app, ProblemOptions& p) {
       "--hadamard", p.hadamard,
       "quantize, rms_norm, gated_act: columns that are rotated together before they are quantized");
   app.add_flag("--ungated", p.is_ungated, "gated_act: the activation alone, of n columns");
+  app.add_flag("--batch-invariant", p.is_batch_invariant,
+               "linear: the bits of a row must not depend on the number of rows");
   app.add_flag("--kn", p.is_b_kn, "gemm: b lies in memory as [k, n]");
   app.add_option("--device", p.device, "cpu, cuda or cuda:ID")->type_name("")->capture_default_str();
 }
@@ -234,7 +236,9 @@ int run(int argc, char** argv) {
       ->type_name("FLOAT")
       ->capture_default_str();
   bench_app.add_flag_callback(
-      "--no-baselines", [&] { bench.has_baselines = false; }, "Leave out OpenBLAS and oneDNN");
+      "--no-baselines", [&] { bench.has_baselines = false; }, "Leave out OpenBLAS, oneDNN and cuBLASLt");
+  bench_app.add_flag_callback(
+      "--no-energy", [&] { bench.has_energy = false; }, "Leave out a GPU's energy, 0.2 s a row");
 
   DemoOptions demo;
   CLI::App& demo_app = add_command(app, "demo", "Quantize a layer of a language model, check it, time it",

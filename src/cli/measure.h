@@ -13,6 +13,7 @@ struct Timing {
   double us = 0;  // the median
   double us_p10 = 0, us_p90 = 0;
   size_t samples = 0;
+  double joules = 0;  // of a call; 0: not measured
 };
 Timing summarize(std::vector<double> microseconds);
 
@@ -38,12 +39,14 @@ int copies_beyond_cache(double bytes, double cache_bytes);
 
 struct GpuLimits {
   double read_gbps = 0, copy_gbps = 0;
-  std::string runtime;  // "13.0"
+  std::string runtime;           // "13.0"
+  std::string no_energy_reason;  // why there is no energy counter; "": there is one
 };
 GpuLimits measure_gpu_limits(int id);
 // As measure(); the calls are captured into a graph and its replays are timed by events, so that what is
-// measured is the device's time and not the host's.
+// measured is the device's time and not the host's. `has_energy`: where the GPU counts its energy, replays go
+// on for another 0.1 s or a little more, from one step of the counter to another.
 Timing measure_on_gpu(int id, const std::function<void(int copy, void* stream)>& call, int copies,
-                      double seconds);
+                      double seconds, bool has_energy = false);
 
 }  // namespace quantfuse::cli

@@ -4,9 +4,12 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <map>
 #include <stdexcept>
 
+#include "energy.h"
 #include "measure.h"
 
 namespace quantfuse::cli {
@@ -111,6 +114,40 @@ class DeviceBuffer {
   void* data_ = nullptr;
 };
 
+const EnergyMeter& energy_meter(int id) {
+  static std::map<int, EnergyMeter> meters;
+  const auto known = meters.find(id);
+  if (known != meters.end()) return known->second;
+  char bus[32] = "";
+  check(cudaDeviceGetPCIBusId(bus, sizeof bus, id), "cudaDeviceGetPCIBusId");
+  return meters.emplace(id, EnergyMeter(bus)).first->second;
+}
+
+// Joules of a replay. The counter goes in steps of some tens of milliseconds, so that both ends are at one.
+double replay_joules(Graph& graph, const EnergyMeter& meter) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::duration<double> kLeast(0.1), kMost(2);
+  const auto next_step = [&](uint64_t from, int& replays) {
+    uint64_t now = from;
+    for (const auto begin = Clock::now(); now == from && Clock::now() - begin < kMost; ++replays) {
+      graph.replay_us();
+      now = meter.millijoules();
+    }
+    return now;
+  };
+  int replays = 0;
+  const uint64_t first = next_step(meter.millijoules(), replays);
+  replays = 0;
+  const auto begin = Clock::now();
+  uint64_t last = first;
+  while (Clock::now() - begin < kLeast) {
+    const uint64_t now = next_step(last, replays);
+    if (now == last) return 0;  // it does not count
+    last = now;
+  }
+  return static_cast<double>(last - first) * 1e-3 / replays;
+}
+
 }  // namespace
 
 GpuLimits measure_gpu_limits(int id) {
@@ -137,6 +174,7 @@ GpuLimits measure_gpu_limits(int id) {
   });
 
   GpuLimits limits;
+  limits.no_energy_reason = energy_meter(id).reason();
   limits.runtime = std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
   const double kilobytes = static_cast<double>(bytes) * kPasses / 1e3;  // a microsecond of which is a GB/s
   for (int i = 0; i < 10; ++i) {
@@ -146,7 +184,8 @@ GpuLimits measure_gpu_limits(int id) {
   return limits;
 }
 
-Timing measure_on_gpu(int id, const std::function<void(int, void*)>& call, int copies, double seconds) {
+Timing measure_on_gpu(int id, const std::function<void(int, void*)>& call, int copies, double seconds,
+                      bool has_energy) {
   const Stream stream(id);
   // The first round, outside of any capture: modules are loaded and workspaces are made.
   for (int i = 0; i < copies; ++i) call(i, stream);
@@ -164,7 +203,10 @@ Timing measure_on_gpu(int id, const std::function<void(int, void*)>& call, int c
     total += replay;
     us.push_back(replay / calls);
   }
-  return summarize(std::move(us));
+  Timing timing = summarize(std::move(us));
+  if (has_energy && energy_meter(id).is_present())
+    timing.joules = replay_joules(graph, energy_meter(id)) / calls;
+  return timing;
 }
 
 }  // namespace quantfuse::cli

@@ -7,7 +7,7 @@
 namespace quantfuse::cli {
 
 GpuLimits measure_gpu_limits(int) { throw UsageError("this build has no CUDA"); }
-Timing measure_on_gpu(int, const std::function<void(int, void*)>&, int, double) {
+Timing measure_on_gpu(int, const std::function<void(int, void*)>&, int, double, bool) {
   throw UsageError("this build has no CUDA");
 }
 

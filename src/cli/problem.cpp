@@ -24,9 +24,15 @@ constexpr FormatWord kFormats[] = {
     {"mxfp4", QF_FP4_E2M1, true, 32},    {"mxfp8", QF_FP8_E4M3, true, 32},    {"nf4", QF_NF4, false, 64},
     {"fp4_bnb", QF_FP4_BNB, false, 64},  {"iq4_nl", QF_IQ4_NL, false, 32},
 };
+// And those of weights that are not quantized.
+constexpr FormatWord kPlainFormats[] = {
+    {"f32", QF_F32, false, 0}, {"f16", QF_F16, false, 0}, {"bf16", QF_BF16, false, 0}};
 
 const FormatWord& format_of(const std::string& word) {
   for (const FormatWord& row : kFormats) {
+    if (word == row.word) return row;
+  }
+  for (const FormatWord& row : kPlainFormats) {
     if (word == row.word) return row;
   }
   throw UsageError("unknown format '" + word + "'");
@@ -88,6 +94,7 @@ std::string epilogue_text(const ProblemOptions& o) {
   if (o.activation != "none") s += " +" + o.activation;
   if (o.has_residual) s += " +residual";
   if (o.out_quant != "none") s += " ->" + o.out_quant;
+  if (o.is_batch_invariant) s += " batch_invariant";
   return s;
 }
 
@@ -103,6 +110,7 @@ cases::LinearSpec linear_spec(const ProblemOptions& o) {
   s.out_format = quant_of(o.out_quant);
   s.out_mode = o.has_static_scale ? QF_SCALE_STATIC : QF_SCALE_DYNAMIC;
   s.out_group = o.out_group;
+  s.is_batch_invariant = o.is_batch_invariant;
   s.m = o.m, s.n = o.n, s.k = o.k;
   s.name = size_text(o.m, o.n, o.k) + epilogue_text(o);
   return s;
@@ -201,7 +209,14 @@ const std::vector<std::string>& format_words() {
   return words;
 }
 
-const std::vector<std::string>& weight_words() { return format_words(); }
+const std::vector<std::string>& weight_words() {
+  static const std::vector<std::string> words = [] {
+    std::vector<std::string> list = format_words();
+    for (const FormatWord& row : kPlainFormats) list.emplace_back(row.word);
+    return list;
+  }();
+  return words;
+}
 
 const std::vector<std::string>& dtype_words() {
   static const std::vector<std::string> words = {"bf16", "f16", "f32"};

@@ -33,6 +33,7 @@ struct ProblemOptions {
   bool has_static_scale = false, has_mse_scale = false, wants_row_sums = false, is_b_kn = false;
   int64_t hadamard = 0;
   bool is_ungated = false;
+  bool is_batch_invariant = false;
 };
 
 using Spec =

@@ -2,6 +2,7 @@
 //
 // Each operation's problem as tensors without data, put to its qf_OP_explain.
 #include "commands.h"
+#include "core/dtype.h"
 #include "problem.h"
 #include "tensor.h"
 
@@ -25,6 +26,11 @@ struct Weight {
 
   Weight(const cases::WeightSpec& s, int64_t n, int64_t k, qf_device device) {
     const int64_t group = s.block.cols == 0 ? k : s.block.cols;
+    if (is_plain(s.format)) {
+      codes = Tensor(s.format == QF_F32 ? kF32 : s.format == QF_F16 ? kF16 : kBf16, n, k, device);
+      view = {s.format, n, k, {}, codes.get(), nullptr, nullptr, nullptr, s.is_gated, nullptr, nullptr};
+      return;
+    }
     codes = codes_tensor(s.format, n, k, device);
     scale = block_tensor(s.has_e8m0_scale ? kE8m0 : kF32, s.block, n, k, device);
     if (s.is_asymmetric) zero = block_tensor(s.has_float_zero ? kF32 : kI8, s.block, n, k, device);
@@ -74,9 +80,10 @@ struct Explainer {
     const Tensor bias = s.has_bias ? Tensor::vector(kF32, s.n, device) : Tensor();
     const Tensor residual = s.has_residual ? Tensor(s.dtype, s.m, n_out, device) : Tensor();
     const Output out(s.out_format, s.out_mode, s.out_group, s.dtype, s.m, n_out, device);
-    const qf_linear_args args = {x.get(),    x_scale.get(), s.act_format,   s.act_group, weight.view,
-                                 bias.get(), s.activation,  residual.get(), out.y.get(), s.out_format,
-                                 s.out_mode, s.out_group,   out.scale.get()};
+    const qf_linear_args args = {x.get(),         x_scale.get(),       s.act_format, s.act_group,
+                                 weight.view,     bias.get(),          s.activation, residual.get(),
+                                 out.y.get(),     s.out_format,        s.out_mode,   s.out_group,
+                                 out.scale.get(), s.is_batch_invariant};
     return ask(qf_linear_explain, args, call);
   }
 

@@ -38,5 +38,9 @@ void check_format(const Arguments& arg, const char* name, qf_format format,
 // All formats that codes may have, where nothing is quantized to them.
 inline constexpr std::initializer_list<qf_format> kWeightFormats = {
     QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4, QF_FP4_BNB, QF_IQ4_NL};
+// And those of linear, which takes weights that are not quantized too.
+inline constexpr std::initializer_list<qf_format> kLinearWeightFormats = {
+    QF_INT8,    QF_INT4,   QF_FP8_E4M3, QF_FP8_E5M2, QF_FP4_E2M1, QF_NF4,
+    QF_FP4_BNB, QF_IQ4_NL, QF_F32,      QF_F16,      QF_BF16};
 
 }  // namespace quantfuse

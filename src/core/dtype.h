@@ -55,6 +55,11 @@ constexpr const char* dtype_name(DType t) {
 // Formats that are a table of 16 numbers and nothing else.
 constexpr bool is_codebook(qf_format f) { return f == QF_NF4 || f == QF_FP4_BNB || f == QF_IQ4_NL; }
 constexpr bool is_packed_4bit(qf_format f) { return f == QF_INT4 || f == QF_FP4_E2M1 || is_codebook(f); }
+// Formats that are numbers themselves: weights that are not quantized.
+constexpr bool is_plain(qf_format f) { return f == QF_F32 || f == QF_F16 || f == QF_BF16; }
+constexpr DType plain_dtype(qf_format f) {
+  return f == QF_F32 ? DType::f32 : f == QF_F16 ? DType::f16 : DType::bf16;
+}
 constexpr bool is_integer(qf_format f) { return f == QF_INT8 || f == QF_INT4; }
 constexpr bool is_fp8(qf_format f) { return f == QF_FP8_E4M3 || f == QF_FP8_E5M2; }
 
@@ -69,13 +74,20 @@ constexpr const char* format_name(qf_format f) {
     case QF_NF4: return "nf4";
     case QF_FP4_BNB: return "fp4_bnb";
     case QF_IQ4_NL: return "iq4_nl";
+    case QF_F32: return "f32";
+    case QF_F16: return "f16";
+    case QF_BF16: return "bf16";
   }
   return "unknown";
 }
 
+// Bits of a code.
+constexpr int code_bits(qf_format f) {
+  return is_packed_4bit(f) ? 4 : !is_plain(f) ? 8 : f == QF_F32 ? 32 : 16;
+}
 // Bytes that hold `count` codes of a row.
 constexpr int64_t row_bytes(qf_format f, int64_t count) {
-  return is_packed_4bit(f) ? (count + 1) / 2 : count;
+  return is_packed_4bit(f) ? (count + 1) / 2 : count * (code_bits(f) / 8);
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }

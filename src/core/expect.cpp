@@ -139,6 +139,9 @@ Expect& Expect::codes(qf_format format) {
     case QF_IQ4_NL: return dtype({DType::u8});
     case QF_FP8_E4M3: return dtype({DType::e4m3, DType::u8});
     case QF_FP8_E5M2: return dtype({DType::e5m2, DType::u8});
+    case QF_F32:
+    case QF_F16:
+    case QF_BF16: return dtype({plain_dtype(format)});
     case QF_FORMAT_NONE: break;
   }
   owner_.fail("unknown format " + std::to_string(static_cast<int>(format)) + " for " + name_);

@@ -61,6 +61,8 @@ struct Kernel {
   Verdict (*accepts)(const Problem&);  // null: not compiled into this build
   size_t (*workspace_bytes)(const Problem&);
   void (*launch)(const Problem&, const Launch&);
+  // Where a problem asks for it: whether the bits of a row are the same for any number of rows.
+  bool is_batch_invariant = false;
 };
 
 // Static, so that each kernel file has its own: a shared copy could be one compiled for AVX-512.
@@ -77,6 +79,10 @@ template <class Problem>
 Verdict verdict_on(const Kernel<Problem>& kernel, const Problem& problem, qf_device device) {
   if (!kernel.accepts) return no("not compiled into this build");
   if (Verdict v = target_runs(kernel.target, device); !v) return v;
+  if constexpr (requires { problem.batch_invariant; }) {
+    if (problem.batch_invariant && !kernel.is_batch_invariant)
+      return no("the bits of a row depend on the number of rows");
+  }
   return kernel.accepts(problem);
 }
 

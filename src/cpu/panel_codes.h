@@ -15,7 +15,7 @@ constexpr float kStoredInt4Values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2
 template <class S, qf_format Format>
 struct PanelDecoder {
   static constexpr bool kIs4Bit = is_packed_4bit(Format);
-  static constexpr int kPerWord = kIs4Bit ? 8 : 4;
+  static constexpr int kPerWord = 32 / code_bits(Format);
   typename S::Table16 table;  // of the 4-bit formats
 
   QF_INLINE explicit PanelDecoder([[maybe_unused]] qf_format format) {
@@ -28,6 +28,13 @@ struct PanelDecoder {
     if constexpr (kIs4Bit) {
       constexpr int kShift = K < 4 ? 8 * K : 8 * (K - 4) + 4;
       return S::lookup(table, kShift == 0 ? word : S::template shr<kShift>(word));
+    } else if constexpr (Format == QF_F32) {
+      return S::from_bits(word);
+    } else if constexpr (Format == QF_F16) {
+      return S::f16_lanes_to_float(K == 0 ? S::and_(word, S::set1(0xffff)) : S::template shr<16>(word));
+    } else if constexpr (Format == QF_BF16) {
+      constexpr auto kUpper = static_cast<int32_t>(0xffff0000u);
+      return S::from_bits(K == 0 ? S::template shl<16>(word) : S::and_(word, S::set1(kUpper)));
     } else {
       const auto moved = K == 0 ? word : S::template shr<8 * K>(word);
       const auto byte = K == 3 ? moved : S::and_(moved, S::set1(255));

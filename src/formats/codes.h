@@ -25,7 +25,7 @@ constexpr CodeRange code_range(qf_format f) {
     case QF_NF4:
     case QF_FP4_BNB: return {1.0f, 0, 0, 0};
     case QF_IQ4_NL: return {127.0f, 0, 0, 6};
-    case QF_FORMAT_NONE: break;
+    default: break;
   }
   return {1.0f, 0, 0, 0};
 }

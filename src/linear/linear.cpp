@@ -14,6 +14,8 @@ Problem Op::parse(const Args& a, Arguments& arg) {
   Dim m{"m"}, k{"k", p.k}, n{"n", p.n}, n_out{p.weight.is_gated ? "n/2" : "n", p.n_out};
   check_format(arg, "act_format", a.act_format, {QF_FORMAT_NONE, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2});
   p.act_format = a.act_format;
+  arg.require(!p.has_act_quant() || !is_plain(p.weight.format),
+              "act_format is given, and the weight is not quantized");
   arg.require(a.act_group >= 0, "act_group is negative, expected 0 (the whole row) or more");
   arg.require(p.has_act_quant() || a.act_group == 0, "act_group is given, but act_format is none");
   auto x = arg.expect("x", a.x);
@@ -38,6 +40,7 @@ Problem Op::parse(const Args& a, Arguments& arg) {
                   (p.residual.dtype == p.out.y.dtype && p.residual.row_stride == p.out.y.row_stride),
               "residual shares y's memory with another type or stride");
 
+  p.batch_invariant = a.batch_invariant != 0;
   p.device = arg.device();
   if (p.device.type == QF_CPU) {
     const PackedCheck check = view_packed(p.weight);

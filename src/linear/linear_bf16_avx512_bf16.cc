@@ -5,7 +5,7 @@
 // to the products, which are exact in float32.
 //
 // A word of x and of w is two k. Which two is what a mask finds in a packed word of codes: of 8 consecutive k
-// (0, 2), (1, 3), (4, 6) and (5, 7).
+// (0, 2), (1, 3), (4, 6) and (5, 7). A packed word of BF16 numbers is two neighbours already.
 #include "cpu/simd_avx512_bf16.h"
 #include "linear/linear_float.h"
 
@@ -14,7 +14,11 @@ using linear::Problem;
 namespace {
 
 using S = Avx512Bf16;
-constexpr int kFirstOfPair[4] = {0, 1, 4, 5};  // the other is 2 further on
+// The first of each pair, and how much further on the other is.
+struct Pairs {
+  int first[4], distance;
+};
+constexpr Pairs kPairsOfCodes = {{0, 1, 4, 5}, 2}, kNeighbours = {{0, 2, 4, 6}, 1};
 
 struct Bf16Dot {
   using S = Avx512Bf16;
@@ -60,8 +64,10 @@ struct Bf16Arithmetic {
 
     template <int Step, bool HasZeros>
     QF_INLINE S::I step(S::I word, S::F zero) const {
-      constexpr int kFirst = kFirstOfPair[Step];
-      if constexpr (Base::kIs4Bit && !HasZeros) {
+      constexpr int kFirst = kPairsOfCodes.first[Step];
+      if constexpr (Format == QF_BF16) {
+        return word;
+      } else if constexpr (Base::kIs4Bit && !HasZeros) {
         constexpr int kShift = kFirst < 4 ? 8 * kFirst : 8 * (kFirst - 4) + 4;  // as in PanelDecoder
         return S::lookup_u16(bf16_table, kShift == 0 ? word : S::shr<kShift>(word));
       } else {
@@ -76,6 +82,7 @@ struct Bf16Arithmetic {
   QF_INLINE static void prepare_tile(const linear::Batch<int32_t>& c, int64_t row, int64_t rows, float*,
                                      void*, int32_t* x) {
     const int32_t* k_map = c.p.packed.k_map();
+    const Pairs& pairs = c.p.weight.format == QF_BF16 ? kNeighbours : kPairsOfCodes;
     for (int64_t i = 0; i < rows; ++i) {
       const auto* from = c.p.x.row<const uint16_t>(c.to.first_row + row + i);
       for (int64_t s = 0; s < c.num_segments; ++s) {
@@ -89,8 +96,9 @@ struct Bf16Arithmetic {
         }
         int32_t* out = x + begin / 2 * c.rows + row * (length / 2) + i;
         for (int64_t k = 0; k < length; k += 8) {
-          for (const int first : kFirstOfPair) {
-            *out = static_cast<int32_t>(run[k + first] | static_cast<uint32_t>(run[k + first + 2]) << 16);
+          for (const int first : pairs.first) {
+            const uint32_t second = run[k + first + pairs.distance];
+            *out = static_cast<int32_t>(run[k + first] | second << 16);
             out += rows;
           }
         }
@@ -106,7 +114,8 @@ Verdict accepts(const Problem& p) {
       .require(!p.has_act_quant(), "the activations are quantized")
       .require(p.x.dtype == DType::bf16, "the activations are not BF16")
       .require(!has_float_zeros, "the weight's zero points are not integers")
-      .require(p.weight.format != QF_NF4 && p.weight.format != QF_FP4_BNB,
+      .require(p.weight.format != QF_NF4 && p.weight.format != QF_FP4_BNB && p.weight.format != QF_F32 &&
+                   p.weight.format != QF_F16,
                "the weight's numbers are not BF16 numbers");
 }
 
@@ -118,7 +127,8 @@ void launch(const Problem& p, const Launch& launch) { linear::launch_float<Bf16A
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_bf16_avx512_bf16", Target::avx512_bf16, accepts,
-                                      workspace_bytes, launch};
+extern const Kernel<Problem> entry = {
+    "linear_bf16_avx512_bf16",  Target::avx512_bf16, accepts, workspace_bytes, launch,
+    /*is_batch_invariant=*/true};
 
 }  // namespace quantfuse::linear_bf16_avx512_bf16

@@ -11,6 +11,7 @@
 
 #include "core/device.h"
 #include "core/element.h"
+#include "cuda/activation.h"
 #include "cuda/launch.h"
 #include "linear/device_weight.h"
 #include "linear/linear.h"
@@ -66,16 +67,9 @@ __device__ inline float input_at(const Problem& p, int64_t m, int64_t k) {
 }
 
 __device__ inline float activate_device(qf_activation kind, float x) {
-  switch (kind) {
-    case QF_RELU: return x < 0 ? 0.0f : x;                    // NaN stays
-    case QF_GELU: return 0.5f * x * erfcf(-0.70710678f * x);  // no cancellation, as 1 + erf has
-    case QF_GELU_TANH: {                                      // x sigmoid(2u)
-      const float u = 0.79788456f * fmaf(0.044715f * x * x, x, x);
-      return __fdividef(x, 1.0f + __expf(-2.0f * u));
-    }
-    case QF_SILU: return __fdividef(x, 1.0f + __expf(-x));
-    default: return x;
-  }
+  float v[1] = {x};
+  activate(kind, v);
+  return v[0];
 }
 
 // ---- The epilogue. P is linear::Problem, or another with its epilogue's fields ----
@@ -134,8 +128,7 @@ __device__ __forceinline__ void finish_rows(const P& p, float* staged, const Col
 #pragma unroll
   for (int i = 0; i < kRows; ++i) v[i] = p.bias ? sums[i] + in.bias : sums[i];
   if (kRows > 1 && p.activation == QF_SILU) {  // side by side
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) v[i] = activate_device(QF_SILU, v[i]);
+    activate(QF_SILU, v);
   } else if (p.activation != QF_IDENTITY) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) v[i] = activate_device_call(p.activation, v[i]);

@@ -273,7 +273,7 @@ QF_INLINE void launch_float(const Problem& p, const Launch& launch) {
                         x_scales + row * plan.act_groups, workspace + plan.x_row + row * x_row_bytes, x);
       }
     });
-    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
+    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2, QF_F32, QF_F16, QF_BF16>(
         code_path(p.weight.format), [&](auto format) __attribute__((always_inline)) {
           if constexpr (is_integer(format.value)) {
             if (p.packed.header->has_zeros) return multiply_float<A, format.value, true>(batch);

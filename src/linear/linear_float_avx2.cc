@@ -20,6 +20,8 @@ void launch(const Problem& p, const Launch& launch) { linear::launch_float<Arith
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_float_avx2", Target::avx2, accepts, workspace_bytes, launch};
+extern const Kernel<Problem> entry = {
+    "linear_float_avx2",        Target::avx2, accepts, workspace_bytes, launch,
+    /*is_batch_invariant=*/true};
 
 }  // namespace quantfuse::linear_float_avx2

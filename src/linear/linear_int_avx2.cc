@@ -18,6 +18,8 @@ void launch(const Problem& p, const Launch& launch) { linear::launch_int<Avx2>(p
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_int_avx2", Target::avx2, accepts, workspace_bytes, launch};
+extern const Kernel<Problem> entry = {
+    "linear_int_avx2",          Target::avx2, accepts, workspace_bytes, launch,
+    /*is_batch_invariant=*/true};
 
 }  // namespace quantfuse::linear_int_avx2

@@ -102,6 +102,8 @@ void launch(const Problem& problem, const Launch& launch) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_mma_sm80", Target::sm80, accepts, workspace_bytes, launch};
+extern const Kernel<Problem> entry = {
+    "linear_mma_sm80",          Target::sm80, accepts, workspace_bytes, launch,
+    /*is_batch_invariant=*/true};
 
 }  // namespace quantfuse::linear_mma_sm80

@@ -10,7 +10,7 @@ namespace quantfuse::linear_product_sm80 {
 using linear::Problem;
 namespace {
 
-Verdict accepts(const Problem& p) { return product::accepts_linear(p); }
+Verdict accepts(const Problem& p) { return product::accepts_batch_invariant(p); }
 
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
@@ -20,7 +20,8 @@ void launch(const Problem& problem, const Launch& launch) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_product_sm80", Target::sm80, accepts,
-                                      linear::canonical_workspace_bytes, launch};
+extern const Kernel<Problem> entry = {
+    "linear_product_sm80",      Target::sm80, accepts, linear::canonical_workspace_bytes, launch,
+    /*is_batch_invariant=*/true};
 
 }  // namespace quantfuse::linear_product_sm80

@@ -44,7 +44,7 @@ std::vector<double> weight_row(const Weight& w, int64_t n) {
   const char* codes = w.codes.row_bytes_at(n);
   for (int64_t k = 0; k < w.k; ++k) {
     const int64_t g = w.group_of(k);
-    const double code = decode_at(w.format, codes, k);
+    const double code = is_plain(w.format) ? float_at(w.codes, n, k) : decode_at(w.format, codes, k);
     row[k] = (code - w.zero_at(n, g)) * w.scale_at(n, g) + w.offset_at(n, g);
   }
   return row;
@@ -84,7 +84,11 @@ void launch(const Problem& p, const Launch&) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_ref", Target::reference, accepts, no_workspace<Problem>,
-                                      launch};
+extern const Kernel<Problem> entry = {"linear_ref",
+                                      Target::reference,
+                                      accepts,
+                                      no_workspace<Problem>,
+                                      launch,
+                                      /*is_batch_invariant=*/true};
 
 }  // namespace quantfuse::linear_ref

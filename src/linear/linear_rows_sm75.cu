@@ -99,7 +99,7 @@ Verdict accepts(const Problem& p) {
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
     const LaunchShape shape = {dim3(static_cast<unsigned>(ceil_div(p.n_out, kWarps))), dim3(kThreads)};
-    choose_value<QF_INT4, QF_FP4_E2M1, QF_NF4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
+    choose_value<QF_INT4, QF_FP4_E2M1, QF_NF4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2, QF_F32, QF_F16, QF_BF16>(
         device_code_path(p.weight.format), [&](auto format) {
           choose_value<1, 2, 4, 8>(p.m <= 2   ? static_cast<int>(p.m)
                                    : p.m <= 4 ? 4

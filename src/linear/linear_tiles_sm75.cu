@@ -91,7 +91,7 @@ Verdict accepts(const Problem& p) {
 
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
-    choose_value<QF_INT4, QF_FP4_E2M1, QF_NF4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
+    choose_value<QF_INT4, QF_FP4_E2M1, QF_NF4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2, QF_F32, QF_F16, QF_BF16>(
         device_code_path(p.weight.format), [&](auto format) {
           choose_bool(has_aligned_runs(p.weight), [&](auto aligned) {
             const auto run = [&](auto tile) {
@@ -112,7 +112,8 @@ void launch(const Problem& problem, const Launch& launch) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_tiles_sm75", Target::sm75, accepts,
-                                      linear::canonical_workspace_bytes, launch};
+extern const Kernel<Problem> entry = {
+    "linear_tiles_sm75",        Target::sm75, accepts, linear::canonical_workspace_bytes, launch,
+    /*is_batch_invariant=*/true};
 
 }  // namespace quantfuse::linear_tiles_sm75

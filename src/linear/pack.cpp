@@ -82,14 +82,20 @@ uint32_t gather_word(const Weight& w, const uint8_t* row, const int32_t* k_map) 
       bits |= static_cast<uint32_t>(k_map[i] < 0 ? 0 : nibble_at(row, k_map[i])) << 4 * i;
     return interleave_nibbles(bits);
   }
-  for (int i = 0; i < 4; ++i) bits |= static_cast<uint32_t>(k_map[i] < 0 ? 0 : row[k_map[i]]) << 8 * i;
+  const int bytes = code_bits(w.format) / 8;
+  for (int i = 0; i < 4 / bytes; ++i) {
+    if (k_map[i] < 0) continue;
+    uint32_t code = 0;
+    std::memcpy(&code, row + int64_t{k_map[i]} * bytes, static_cast<size_t>(bytes));
+    bits |= code << 8 * bytes * i;
+  }
   return bits;
 }
 
 void pack_panel_codes(const Weight& w, const PackedHeader& h, const ColumnOrder& order, int64_t panel,
                       uint32_t* out) {
   const bool is_4bit = is_packed_4bit(w.format);
-  const int64_t per_word = is_4bit ? 8 : 4;
+  const int64_t per_word = 32 / code_bits(w.format);
   const int64_t words = h.k_padded / per_word, panel_rows = 2 * h.lanes;
   const int64_t whole_words = order.is_identity ? w.k / per_word : 0;
   const uint32_t offset = stored_offset(w.format);

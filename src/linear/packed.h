@@ -9,7 +9,7 @@
 // along k:
 //
 //   codes   panel [k_padded / 8][2][lanes] words of 32 bits = 8 nibbles, or [k_padded / 4][2][lanes] = 4
-//           bytes
+//           bytes, or [k_padded / 2] = 2 halves, or [k_padded] = 1 number
 //             a word holds consecutive k of one row. Nibble 2i is k = i and nibble 2i + 1 is k = 4 + i, so
 //             that the low nibbles, and then the high ones, are 4 consecutive k in 4 bytes: what an 8-bit dot
 //             product reads INT4 is stored as code + 8 and INT8 as code + 128: the dot products want an
@@ -48,8 +48,7 @@ struct PackedView {
 
   const char* base() const { return reinterpret_cast<const char*>(header); }
   int64_t panel_code_bytes() const {
-    const int64_t bits = is_packed_4bit(static_cast<qf_format>(header->format)) ? 4 : 8;
-    return header->k_padded * 2 * header->lanes * bits / 8;
+    return header->k_padded * 2 * header->lanes * code_bits(static_cast<qf_format>(header->format)) / 8;
   }
   const uint8_t* codes(int64_t panel) const {
     return reinterpret_cast<const uint8_t*>(base() + header->codes) + panel * panel_code_bytes();

@@ -8,6 +8,7 @@ const char* not_in_strips(const Weight& w) {
   if (w.g_idx) return "the packed form for CUDA has no g_idx";
   if (w.zero && w.zero.dtype != DType::i8) return "the packed form for CUDA has no floating zero points";
   if (w.offset) return "the packed form for CUDA has no offsets";
+  if (is_plain(w.format)) return "the packed form for CUDA is of quantized weights";
   if (is_codebook(w.format)) return "the packed form for CUDA has no codebooks";
   if (group != 32 && group != 64 && group % StripLayout::kCols != 0 && group < w.k)
     return "the packed form for CUDA has groups of 32, 64, a multiple of 128, or whole rows";

@@ -1,13 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "linear/weight.h"
 
-#include "core/block.h"
-
 namespace quantfuse {
+namespace {
 
-Weight parse_weight(Arguments& arg, const qf_weight& a) {
+void check_plain(const Arguments& arg, const qf_weight& a) {
+  arg.require(!a.scale, "weight.scale is given, and a weight that is not quantized has none");
+  arg.require(!a.zero, "weight.zero is given, and a weight that is not quantized has none");
+  arg.require(!a.offset, "weight.offset is given, and a weight that is not quantized has none");
+  arg.require(!a.g_idx, "weight.g_idx is given, and a weight that is not quantized has none");
+  arg.require(a.block.rows == 0 && a.block.cols == 0,
+              "weight.block is given, and a weight that is not quantized has none");
+}
+
+}  // namespace
+
+Weight parse_weight(Arguments& arg, const qf_weight& a, std::initializer_list<qf_format> formats) {
   Weight w;
-  check_format(arg, "weight.format", a.format, kWeightFormats);
+  check_format(arg, "weight.format", a.format, formats);
+  if (is_plain(a.format)) check_plain(arg, a);
   arg.require(a.n >= 0 && a.k >= 0, "weight.n or weight.k is negative");
   w.format = a.format;
   w.n = a.n, w.k = a.k;
@@ -20,7 +31,8 @@ Weight parse_weight(Arguments& arg, const qf_weight& a) {
 
   if (a.codes) {
     Dim n{"n", w.n}, code_cols{"code bytes", row_bytes(w.format, w.k)}, k{"k", w.k};
-    w.codes = arg.expect("weight.codes", a.codes).shape(n, code_cols).codes(w.format).matrix();
+    auto codes = arg.expect("weight.codes", a.codes);
+    w.codes = codes.shape(n, is_plain(w.format) ? k : code_cols).codes(w.format).matrix();
     if (a.g_idx) {
       w.g_idx = arg.expect("weight.g_idx", a.g_idx).shape(k).dtype({DType::i32}).vector();
       Dim row_blocks{"row blocks", ceil_div(w.n, w.block.rows)}, groups{"groups"};
@@ -29,7 +41,7 @@ Weight parse_weight(Arguments& arg, const qf_weight& a) {
                     .dtype({DType::f32, DType::e8m0, DType::u8})
                     .compact();
       w.num_groups = groups;
-    } else {
+    } else if (!is_plain(w.format)) {
       w.scale =
           expect_scale(arg, "weight.scale", a.scale, w.block, w.n, w.k, {DType::f32, DType::e8m0, DType::u8});
     }

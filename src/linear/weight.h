@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A quantized weight w[n,k] = (codes[n,k] - zero[n,k]) * scale[n,k] + offset[n,k], checked. Canonical,
-// packed, or both.
+// A weight w[n,k] = (codes[n,k] - zero[n,k]) * scale[n,k] + offset[n,k], checked. Canonical, packed, or both.
+// One that is not quantized has neither scale nor zero nor offset.
 #pragma once
 
+#include "core/block.h"
 #include "core/expect.h"
 #include "formats/codes.h"
 
@@ -36,6 +37,7 @@ struct Weight {
   bool has_float_zeros() const { return offset || (zero && zero.dtype == DType::f32); }
   // By scale_index.
   QF_HD float scale_value(int64_t i) const {
+    if (!scale) return 1.0f;
     return scale.dtype == DType::f32 ? static_cast<const float*>(scale.data)[i]
                                      : E8m0::decode(static_cast<const uint8_t*>(scale.data)[i]);
   }
@@ -51,7 +53,8 @@ struct Weight {
 };
 
 // Shapes and types. At least one of the canonical and the packed form must be there.
-Weight parse_weight(Arguments& arg, const qf_weight& w);
+Weight parse_weight(Arguments& arg, const qf_weight& w,
+                    std::initializer_list<qf_format> formats = kLinearWeightFormats);
 
 // What parse_weight cannot afford on every call, because it reads whole tensors: scales finite and
 // positive (of a codebook: finite), zeros and offsets finite, g_idx within the groups. Done by pack() and by

@@ -5,7 +5,7 @@ namespace quantfuse::linear_backward {
 
 Problem Op::parse(const Args& a, Arguments& arg) {
   Problem p = {};
-  p.weight = parse_weight(arg, a.weight);
+  p.weight = parse_weight(arg, a.weight, kWeightFormats);
   arg.require(static_cast<bool>(p.weight.codes),
               "weight.codes is missing, and the packed form serves only linear");
   Dim m{"m"}, n{"n", p.weight.n}, k{"k", p.weight.k};

@@ -25,6 +25,14 @@ inline Requirements accepts_linear(const linear::Problem& p) {
     requirements.require(!more.reason, more.reason);
   return requirements;
 }
+// Of the kernels of product_mma.h, which divide k by the number of rows: integers have the same sum in any
+// order.
+inline Requirements accepts_batch_invariant(const linear::Problem& p) {
+  const bool has_integer_sums = is_integer(p.act_format) && is_integer(p.weight.format) &&
+                                p.act_group >= p.k && p.weight.block.cols >= p.k && p.k <= 131071;
+  return accepts_linear(p).require(!p.batch_invariant || has_integer_sums,
+                                   "the bits of a row depend on the number of rows");
+}
 
 }  // namespace product
 

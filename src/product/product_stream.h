@@ -68,7 +68,8 @@ struct Shape {
       kRunBlocks == 1 ? kTokens * 4 + (kRowScales * 4 + 15) / 16 * 16 : kRunBlocks * kRows * 4;
   static constexpr int kFactorBytes = kRows * 8 + kTokens * 4;  // scale and bias of rows, scale of tokens
   static constexpr int kBandBytes = kTokens * kTokenBytes;
-  static constexpr int kMaxSplits = kTokens == 128 && kRows == 256 ? 4 : 8;
+  // As many as have a band each to finish, and room for what the others send.
+  static constexpr int kMaxSplits = kBands < 8 ? kBands : kTokens * kRows < 128 * 256 ? 8 : 4;
   // What the blocks of a cluster send each other lies where the ring was.
   static constexpr int exchange_bytes(int splits) {
     return (kBands + (splits - 1) * ((kBands + splits - 1) / splits)) * kBandBytes;

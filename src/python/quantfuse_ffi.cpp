@@ -304,6 +304,19 @@ const Operation<qf_dequantize_args> dequantize_op = {[](Reader& in, qf_dequantiz
                                                      qf_dequantize, qf_dequantize_workspace,
                                                      qf_dequantize_explain};
 
+const Operation<qf_dequantize_words_args> dequantize_words_op = {
+    [](Reader& in, qf_dequantize_words_args& a) {
+      a.layout = in.choice<qf_word_layout>();
+      a.bits = static_cast<int32_t>(in.integer());
+      a.group = in.integer();
+      a.qweight = in.tensor();
+      a.qzeros = in.tensor();
+      a.scales = in.tensor();
+      a.g_idx = in.tensor();
+      a.x = in.tensor();
+    },
+    qf_dequantize_words, qf_dequantize_words_workspace, qf_dequantize_words_explain};
+
 const Operation<qf_scaled_mm_args> scaled_mm_op = {[](Reader& in, qf_scaled_mm_args& a) {
                                                      a.a = in.tensor();
                                                      a.b = in.tensor();
@@ -333,6 +346,7 @@ const Operation<qf_linear_args> linear_op = {[](Reader& in, qf_linear_args& a) {
                                                a.activation = in.choice<qf_activation>();
                                                a.residual = in.tensor();
                                                read_out_quantization(in, a);
+                                               a.batch_invariant = static_cast<int32_t>(in.integer());
                                              },
                                              qf_linear, qf_linear_workspace, qf_linear_explain};
 
@@ -453,6 +467,7 @@ ffi::Tensor with_dtype(const ffi::Tensor& source, int64_t code) {
 
 QF_EXPORT_OPERATION(quantize)
 QF_EXPORT_OPERATION(dequantize)
+QF_EXPORT_OPERATION(dequantize_words)
 QF_EXPORT_OPERATION(scaled_mm)
 QF_EXPORT_OPERATION(linear)
 QF_EXPORT_OPERATION(linear_backward)

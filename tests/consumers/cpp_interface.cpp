@@ -298,6 +298,28 @@ void test_producers() {
   gated_act_workspace(ConstTensor(x, {m, 2 * n}), Tensor(y, {m, n}));
 }
 
+void test_words_and_numbers() {
+  const std::vector<int32_t> qweight = {0x76543210}, qzeros = {0};
+  const std::vector<float> scales(8, 0.5f), expected = {0, 2, 0.5f, 2.5f, 1, 3, 1.5f, 3.5f};
+  std::vector<float> x(8);
+  const ConstTensor words(qweight, {1, 1}), zeros(qzeros, {1, 1}), of_columns(scales, {1, 8});
+  dequantize_words(words, zeros, of_columns, Tensor(x, {1, 8}));
+  expect(near(x, expected, 0), "dequantize_words");
+  dequantize_words_workspace(words, zeros, of_columns, Tensor(x, {1, 8}));
+  expect(explain_dequantize_words(words, zeros, of_columns, Tensor(x, {1, 8})).front() == '{',
+         "explain_dequantize_words");
+
+  // A weight of one row that is not quantized: the sum of squares.
+  Weight weight;
+  weight.format = Format::f32, weight.n = 1, weight.k = 8;
+  weight.codes = ConstTensor(expected, {1, 8});
+  std::vector<float> y(1);
+  LinearOptions options;
+  options.is_batch_invariant = true;
+  linear(Tensor(x, {1, 8}), weight, Tensor(y, {1, 1}), options);
+  expect(near(y, std::vector<float>{35.0f}, 1e-5), "linear over numbers");
+}
+
 void test_calibration() {
   const int64_t n = 3, k = 8;
   const std::vector<float> w = ramp(n * k, 7);
@@ -335,6 +357,7 @@ int main() {
   test_products();
   test_linear();
   test_producers();
+  test_words_and_numbers();
   test_calibration();
   std::printf("C++ interface: %d failures\n", failures);
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -45,6 +45,9 @@ class QuantizedLinear(nn.Linear):
     torch.Size([2, 3, 64])
     """
 
+    #: Whether the bits of a row must not depend on how many rows there are.
+    batch_invariant = False
+
     def __init__(
         self,
         in_features: int,
@@ -260,6 +263,7 @@ class QuantizedLinear(nn.Linear):
             self._act_group,
             x_scale,
             out_dtype,
+            self.batch_invariant,
         )
 
     def call_quantized(self, codes: torch.Tensor, scale: torch.Tensor, out_dtype: Any) -> torch.Tensor:
@@ -497,24 +501,6 @@ class QuantizedLinear(nn.Linear):
             self._weight_of(taken)
         self._buffers.update(taken)
         self.settle()
-
-
-class LinearGELU(QuantizedLinear):
-    """``gelu(x @ w.T + bias)`` in one kernel; ``approximate`` as in ``torch.nn.GELU``."""
-
-    def __init__(self, *args: Any, approximate: str = "none", activation: str | None = None, **options: Any):
-        if approximate not in ("none", "tanh"):
-            raise ValueError(f"approximate is {approximate!r}, expected 'none' or 'tanh'")
-        super().__init__(
-            *args, activation=activation or {"none": "gelu", "tanh": "gelu_tanh"}[approximate], **options
-        )
-
-
-class LinearSiLU(QuantizedLinear):
-    """``silu(x @ w.T + bias)`` in one kernel."""
-
-    def __init__(self, *args: Any, activation: str | None = None, **options: Any):
-        super().__init__(*args, activation=activation or "silu", **options)
 
 
 def _parameter(bias: torch.Tensor | None) -> nn.Parameter | None:

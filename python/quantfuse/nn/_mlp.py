@@ -78,5 +78,6 @@ class GatedMLP(nn.Module):
             x_scale,
             scheme.act_quant,
             scheme.act_group,
+            gate_up.batch_invariant,
         )
         return self.down.call_quantized(codes, scale, dtype)

@@ -66,8 +66,22 @@ QF_WGMMA_OF_REGISTERS(16, 8, 8, 9, 10, 11, 12, 13)
 QF_WGMMA_OF_REGISTERS(32, 16, 16, 17, 18, 19, 20, 21)
 QF_WGMMA_OF_REGISTERS(64, 32, 32, 33, 34, 35, 36, 37)
 QF_WGMMA_OF_REGISTERS(128, 64, 64, 65, 66, 67, 68, 69)
+
+// The same of BF16 or FP16: d[64, 256] += a[64, 16] b[16, 256].
+#define QF_WGMMA_HALVES(type)                                                                             \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                             \
+               "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" QF_NUMBERS_128           \
+               "}, %128, %129, p, 1, 1, 0, 0;\n}"                                                         \
+               : QF_SUMS_128("+f", 0)                                                                     \
+               : "l"(a), "l"(b), "r"(adds))
+template <class T>
+__device__ __forceinline__ void wgmma_halves(float (&d)[128], uint64_t a, uint64_t b, int adds) {
+  if constexpr (__is_same(T, bf16)) QF_WGMMA_HALVES("bf16");
+  else QF_WGMMA_HALVES("f16");
+}
 // clang-format on
 
+#undef QF_WGMMA_HALVES
 #undef QF_WGMMA_OF_REGISTERS
 #undef QF_WGMMA_OF_FORMATS
 #undef QF_WGMMA
