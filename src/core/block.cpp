@@ -103,4 +103,14 @@ void check_format(const Arguments& arg, const char* name, qf_format format,
            std::to_string(static_cast<int>(format)) + "), expected one of: " + names);
 }
 
+void check_groups(const Arguments& arg, const char* name, const Vector& g_idx, int64_t groups) {
+  if (arg.device().type != QF_CPU || !g_idx.data) return;
+  const auto* values = g_idx.as<const int32_t>();
+  for (int64_t i = 0; i < g_idx.size; ++i) {
+    if (values[i] >= 0 && values[i] < groups) continue;
+    arg.fail(std::string(name) + " has the value " + std::to_string(values[i]) + " at index " +
+             std::to_string(i) + ", expected 0 to " + std::to_string(groups - 1));
+  }
+}
+
 }  // namespace quantfuse

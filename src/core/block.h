@@ -20,6 +20,10 @@ Matrix expect_scale_or_transposed(Arguments& arg, const char* name, const qf_ten
                                   int64_t rows, int64_t cols, std::initializer_list<DType> allowed,
                                   int64_t& col_stride);
 
+// That the groups of columns, where they are given, are some of `groups`. On a GPU the values cannot be
+// looked at without synchronising: there the caller answers for them.
+void check_groups(const Arguments& arg, const char* name, const Vector& g_idx, int64_t groups);
+
 // The columns that are rotated together: 0 (none), or a power of two that divides `cols`.
 int64_t check_hadamard(const Arguments& arg, const char* name, int64_t size, int64_t cols);
 

@@ -4,21 +4,6 @@
 #include "core/block.h"
 
 namespace quantfuse::dequantize {
-namespace {
-
-// On a GPU the values cannot be looked at without synchronising: there the caller answers for them.
-void check_groups(const Arguments& arg, const Vector& g_idx, int64_t groups) {
-  if (arg.device().type != QF_CPU || !g_idx.data) return;
-  const auto* values = g_idx.as<const int32_t>();
-  for (int64_t i = 0; i < g_idx.size; ++i) {
-    if (values[i] >= 0 && values[i] < groups) continue;
-    arg.fail("g_idx has the value " + std::to_string(values[i]) + " at index " + std::to_string(i) +
-             ", expected 0 to " + std::to_string(groups - 1));
-  }
-}
-
-}  // namespace
-
 Problem Op::parse(const Args& a, Arguments& arg) {
   Problem p = {};
   Dim rows{"rows"}, cols{"cols"};
@@ -44,7 +29,7 @@ Problem Op::parse(const Args& a, Arguments& arg) {
   }
   if (a.g_idx) {
     p.g_idx = arg.expect("g_idx", a.g_idx).shape(cols).dtype({DType::i32}).vector();
-    check_groups(arg, p.g_idx, p.col_blocks());
+    check_groups(arg, "g_idx", p.g_idx, p.col_blocks());
   }
   arg.writes("x");
   return p;

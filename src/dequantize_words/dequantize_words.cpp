@@ -1,22 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dequantize_words/dequantize_words.h"
 
+#include "core/block.h"
+
 namespace quantfuse::dequantize_words {
-namespace {
-
-// On a GPU the values cannot be looked at without synchronising: there the caller answers for them.
-void check_groups(const Arguments& arg, const Vector& g_idx, int64_t groups) {
-  if (arg.device().type != QF_CPU || !g_idx.data) return;
-  const auto* values = g_idx.as<const int32_t>();
-  for (int64_t i = 0; i < g_idx.size; ++i) {
-    if (values[i] >= 0 && values[i] < groups) continue;
-    arg.fail("g_idx has the value " + std::to_string(values[i]) + " at index " + std::to_string(i) +
-             ", expected 0 to " + std::to_string(groups - 1));
-  }
-}
-
-}  // namespace
-
 Problem Op::parse(const Args& a, Arguments& arg) {
   Problem p = {};
   arg.require(a.layout >= QF_WORDS_AWQ && a.layout <= QF_WORDS_GPTQ_V2, "layout is unknown");
@@ -43,7 +30,7 @@ Problem Op::parse(const Args& a, Arguments& arg) {
   if (a.g_idx) {
     arg.require(!is_awq, "g_idx is given, and AWQ has none");
     p.g_idx = arg.expect("g_idx", a.g_idx).shape(k).dtype({DType::i32}).vector();
-    check_groups(arg, p.g_idx, groups);
+    check_groups(arg, "g_idx", p.g_idx, groups);
   }
   arg.writes("x");
   return p;

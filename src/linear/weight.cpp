@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "linear/weight.h"
 
+#include "core/block.h"
+
 namespace quantfuse {
 namespace {
 
@@ -74,14 +76,7 @@ void check_weight_values(const Arguments& arg, const Weight& w) {
   check_scales_of(arg, "weight.scale", w.format, w.scale);
   check_finite(arg, "weight.zero", w.zero);
   check_finite(arg, "weight.offset", w.offset);
-  if (w.g_idx) {
-    const auto* g_idx = w.g_idx.as<const int32_t>();
-    for (int64_t i = 0; i < w.k; ++i) {
-      if (g_idx[i] >= 0 && g_idx[i] < w.num_groups) continue;
-      arg.fail("weight.g_idx has the value " + std::to_string(g_idx[i]) + " at index " + std::to_string(i) +
-               ", expected 0 to " + std::to_string(w.num_groups - 1));
-    }
-  }
+  check_groups(arg, "weight.g_idx", w.g_idx, w.num_groups);
 }
 
 }  // namespace quantfuse

@@ -253,7 +253,7 @@ struct BlockScales {
 
 template <class S, class N, Scaling kScaling>
 struct Consumer {
-  using Total = std::conditional_t<kPromotes<N, kScaling>, float, int32_t>;
+  using Total = std::conditional_t<kPromotes<N, kScaling>, float, typename N::Sum>;
   int group, warp, lane;     // the warpgroup, its warp, and the warp's lane
   uint32_t residual_parity;  // of the warp's barrier
   Total totals[S::kSums];
@@ -561,7 +561,7 @@ struct Finisher {
     else with_act(std::integral_constant<Act, Act::other>{});
   }
   __device__ __forceinline__ void run() const {
-    if constexpr (!kPromotes<N, kScaling>) {
+    if constexpr (std::is_same_v<typename Consumer<S, N, kScaling>::Total, int32_t>) {
       if (p.out.dtype == DType::i32) return store_sums();
     }
     if (p.out_format == QF_FORMAT_NONE && p.out.dtype != DType::f32) {

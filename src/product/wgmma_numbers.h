@@ -18,7 +18,8 @@ enum class Scaling { whole, blocks };  // scales that are the same for all k, or
 // INT8 or E4M3: both operands; INT4: rows of INT4, decoded to registers, and columns of INT8.
 template <qf_format kFormat>
 struct Numbers {
-  static constexpr bool kIsInteger = kFormat != QF_FP8_E4M3, kDecodes = kFormat == QF_INT4;
+  static constexpr bool kIsInteger = kFormat != QF_FP8_E4M3, kIsExact = kFormat == QF_INT8;
+  static constexpr bool kDecodes = kFormat == QF_INT4;
   using Sum = std::conditional_t<kIsInteger, int32_t, float>;
   // d[64, 2 kSums] (+)= 32 columns of 64 rows, times those of 2 kSums rows.
   template <int kSums, class Rows>
@@ -32,6 +33,6 @@ struct Numbers {
 // Integer sums are exact for as long as they last. All else is promoted to totals, because the tensor cores
 // add FP8 products with fewer bits than float32 has; so are those of INT4, most of which have groups.
 template <class N, Scaling kScaling>
-inline constexpr bool kPromotes = !N::kIsInteger || N::kDecodes || kScaling == Scaling::blocks;
+inline constexpr bool kPromotes = !N::kIsExact || kScaling == Scaling::blocks;
 
 }  // namespace quantfuse::product
