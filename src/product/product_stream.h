@@ -4,12 +4,9 @@
 //                                                           x: INT8, w: INT4; any number of tokens
 //
 // With few tokens the weight is the traffic: all that matters is that enough of it is on its way at any time,
-// on all SMs. INT4 goes through registers to become bytes:
-//   gmem w, x --box copies--> smem, swizzled [--lds, decode--> regs] --wgmma--> sums
-//     [--promoted--> totals] --> smem ...
-// Rows of the weight are the rows of wgmma and the tokens its columns, as few as hold them; product_wgmma.h
-// has it the other way round.
-//   gmem w, x --box copies--> smem, swizzled --wgmma--> sums [--promoted--> totals]
+// on all SMs. Rows of the weight are the rows of wgmma and the tokens its columns, as few as hold them;
+// product_wgmma.h has it the other way round. INT4 goes through registers to become bytes.
+//   gmem w, x --box copies--> smem, swizzled [w --decoded--> regs] --wgmma--> sums [--promoted--> totals]
 //     --> smem [--> smem of the block that finishes them] --> * scales, epilogue, 8 columns a thread --> y
 //
 // A block has warps that copy and two warpgroups of consumers, and makes one tile of y, kRows rows of the
@@ -260,8 +257,7 @@ __device__ void produce_factors(const StreamProblem& p, const Smem<S>& smem, con
 
 // Four INT4 codes as bytes, kInt4Factor times as large: a nibble is the high one of its byte.
 __device__ __forceinline__ uint32_t int4_to_bytes(uint32_t codes) {
-  const uint32_t twice = __byte_perm(codes, 0, 0x1100);
-  return ((twice << 4 & 0x00ff00ffu) | (twice & 0xff00ff00u)) & 0xf0f0f0f0u;
+  return __byte_perm(codes, codes << 4, 0x1504) & 0xf0f0f0f0u;
 }
 
 template <class S, class N, Scaling kScaling>
