@@ -380,6 +380,20 @@ LinearSpec random_many_tokens_spec(Random& random) {
   return s;
 }
 
+// INT4 weights by INT8 activations in tiles of 64 or 128 rows, 256 columns at a time.
+LinearSpec random_w4a8_spec(Random& random, int64_t tokens) {
+  LinearSpec s = random_product_spec(random, tokens);
+  s.dtype = random.pick({kF16, kBf16, kF32});
+  s.act_format = QF_INT8, s.act_group = 0;
+  s.weight.format = QF_INT4, s.weight.block = {1, random.pick<int64_t>({0, 128, 128, 128})};
+  s.weight.is_asymmetric = s.weight.has_e8m0_scale = false;
+  s.n = s.weight.is_gated ? 16 * random.pick<int64_t>({1, 4, 9, 21})
+                          : random.pick<int64_t>({1, 8, 63, 64, 65, 128, 200, 520});
+  s.k = 32 * random.pick<int64_t>({1, 3, 4, 5, 8, 12, 33, 64});
+  s.row_padding = 0;
+  return s;
+}
+
 }  // namespace
 
 CasePtr make_case(const LinearSpec& spec) { return std::make_unique<LinearCase>(spec); }
@@ -523,6 +537,14 @@ std::vector<CasePtr> linear_test_cases() {
       s.is_batch_invariant = true;
       list.add(s);
     }
+  }
+  for (const int64_t tokens : {1, 15, 16, 17, 32, 33, 64, 65, 127, 128, 129, 300}) {
+    for (int i = 0; i < 4; ++i) list.add(random_w4a8_spec(random, tokens));
+  }
+  for (const int64_t tokens : {9, 40, 130}) {  // more tiles than places
+    LinearSpec s = random_w4a8_spec(random, tokens);
+    s.n = 17024, s.k = 96;
+    list.add(s);
   }
   // A NaN is its own token's alone.
   for (const int64_t m : {2, 3}) {

@@ -127,6 +127,7 @@ void add_problem(CLI::App& app, ProblemOptions& p) {
       ->type_name("RxC");
   add_words(app, "--act", p.act, dtype_words(), "Type of the floating-point tensors");
   add_words(app, "--act-quant", p.act_quant, quant_words(), "linear: quantize the activations on the way in");
+  app.add_flag("--codes", p.has_codes, "linear: the activations are quantized before the call, not in it");
   size("--act-group", p.act_group, "Activations of a row that share a scale; 0 the whole row");
   add_words(app, "--out", p.out, {"bf16", "f16", "f32", "i32"}, "gemm: type of the result");
   add_words(app, "--out-quant", p.out_quant, quant_words(), "Quantize the result on the way out");

@@ -97,6 +97,7 @@ std::string epilogue_text(const ProblemOptions& o) {
   if (o.out_quant != "none") s += " ->" + o.out_quant;
   if (o.is_batch_invariant) s += " batch_invariant";
   if (o.has_x_gain) s += " normalized";
+  if (o.has_codes) s += " codes";
   return s;
 }
 
@@ -105,6 +106,8 @@ cases::LinearSpec linear_spec(const ProblemOptions& o) {
   s.weight = weight_spec(o);
   s.act_format = quant_of(o.act_quant);
   s.act_group = o.act_group;
+  s.has_quantized_x = o.has_codes;
+  if (o.has_codes && s.act_format == QF_FORMAT_NONE) throw UsageError("--codes needs --act-quant");
   s.dtype = dtype_of(o.act);
   s.activation = activation_of(o.activation);
   s.has_bias = o.has_bias;

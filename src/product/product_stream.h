@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // y[m,n] = epilogue( sum_k x[m,k] * w[n,k], scales )        x, w: INT8 | E4M3; few tokens
+//                                                           x: INT8, w: INT4; any number of tokens
 //
 // With few tokens the weight is the traffic: all that matters is that enough of it is on its way at any time,
-// on all SMs. Its rows are the rows of wgmma and the tokens its columns, as few as hold them; product_wgmma.h
-// has it the other way round.
-//   gmem w, x --box copies--> smem, swizzled --wgmma--> sums [--promoted--> totals]
+// on all SMs. Rows of the weight are the rows of wgmma and the tokens its columns, as few as hold them;
+// product_wgmma.h has it the other way round. INT4 goes through registers to become bytes.
+//   gmem w, x --box copies--> smem, swizzled [w --decoded--> regs] --wgmma--> sums [--promoted--> totals]
 //     --> smem [--> smem of the block that finishes them] --> * scales, epilogue, 8 columns a thread --> y
 //
 // A block has warps that copy and two warpgroups of consumers, and makes one tile of y, kRows rows of the
@@ -38,12 +39,15 @@ using namespace product;
 
 constexpr int kBandRows = 16, kStripRows = 64;  // of a warp, of a warpgroup
 constexpr int kTokenBytes = kBandRows * 4;      // of a band, in shared memory
+constexpr int kInt4Factor = 16;                 // what decoded codes are too large by
 constexpr int kFactorsBarrier = 2;              // named
 
 // kGroups: of consumers; kStrips: of each. With many tokens and few rows x would be as much traffic as the
 // weight.
-template <int kTokens_, int kGroups_, int kStrips_, int kBlocksPerSm_>
+// kRunBlocks: blocks of k in a stage, whose rows of the weight are 128 bytes: two of INT4.
+template <int kTokens_, int kGroups_, int kStrips_, int kBlocksPerSm_, int kRunBlocks_ = 1>
 struct Shape {
+  static constexpr int kRunBlocks = kRunBlocks_;
   static constexpr int kTokens = kTokens_, kGroups = kGroups_, kStrips = kStrips_;
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
   static constexpr int kConsumerThreads = 128 * kGroups;
@@ -52,11 +56,13 @@ struct Shape {
   static constexpr int kSums = kTokens / 2;  // of a thread and strip
   // So many sums need more registers than all threads can have: whole warpgroups may trade theirs.
   static constexpr bool kTradesRegisters = kTokens == 128;
-  static constexpr int kWeightBytes = kRows * kBlockK, kXBytes = kTokens * kBlockK;
-  static constexpr int kStageBytes = kWeightBytes + kXBytes;
+  static constexpr int kRowBytes = 128, kWeightBytes = kRows * kRowBytes;
+  static constexpr int kXBytes = kTokens * kBlockK;  // of a block of k
+  static constexpr int kStageBytes = kWeightBytes + kRunBlocks * kXBytes;
   static constexpr int kRowScales =
       (kRows + 127) / 128 * 2;  // of a stage: of 128 rows, or of their gate and up rows
-  static constexpr int kScaleBytes = kTokens * 4 + (kRowScales * 4 + 15) / 16 * 16;
+  static constexpr int kScaleBytes =
+      kRunBlocks == 1 ? kTokens * 4 + (kRowScales * 4 + 15) / 16 * 16 : kRunBlocks * kRows * 4;
   static constexpr int kFactorBytes = kRows * 8 + kTokens * 4;  // scale and bias of rows, scale of tokens
   static constexpr int kBandBytes = kTokens * kTokenBytes;
   // As many as have a band each to finish, and room for what the others send.
@@ -74,7 +80,7 @@ struct Shape {
 struct StreamProblem {
   Product product;
   CUtensorMap x, w;
-  int32_t token_blocks, k_blocks;
+  int32_t token_blocks, k_stages;
   int32_t splits;    // blocks of a cluster, which share a tile of y
   int64_t x_stride;  // of the scales, from token to token
   Vector bias;       // in place of the product's
@@ -113,7 +119,9 @@ struct Smem {
     arrived = empty + 8 * S::kStages;
   }
   __device__ uint32_t weight_at(int stage) const { return ring + stage * S::kStageBytes; }
-  __device__ uint32_t x_at(int stage) const { return weight_at(stage) + S::kWeightBytes; }
+  __device__ uint32_t x_at(int stage, int block = 0) const {
+    return weight_at(stage) + S::kWeightBytes + block * S::kXBytes;
+  }
   __device__ uint32_t scales_at(int stage) const { return scales + stage * S::kScaleBytes; }
   __device__ uint32_t row_factors(int row) const { return factors + row * 8; }
   __device__ uint32_t token_scale(int token) const { return factors + S::kRows * 8 + token * 4; }
@@ -128,8 +136,8 @@ struct Share {
   __device__ explicit Share(const StreamProblem& p)
       : rank(p.splits > 1 ? static_cast<int>(ptx::cluster_rank()) : 0),
         splits(p.splits),
-        first_k(p.k_blocks * rank / splits),
-        end_k(p.k_blocks * (rank + 1) / splits) {}
+        first_k(p.k_stages * rank / splits),
+        end_k(p.k_stages * (rank + 1) / splits) {}
   __device__ int first_band(int of) const { return S::kBands * of / splits; }
   __device__ int bands(int of) const { return first_band(of + 1) - first_band(of); }
   __device__ int first_band() const { return first_band(rank); }
@@ -156,7 +164,7 @@ __device__ void produce_weight(const StreamProblem& p, const Smem<S>& smem, cons
   produce(smem, share, [&](int k, int stage) {
     const uint32_t full = smem.full + 8 * stage;
     ptx::barrier_expect(full, S::kWeightBytes);
-    ptx::box_copy(smem.weight_at(stage), p.w, k * kBlockK, plain_row, 0, gated_row, full);
+    ptx::box_copy(smem.weight_at(stage), p.w, k * S::kRowBytes, plain_row, 0, gated_row, full);
   });
 }
 
@@ -165,8 +173,12 @@ __device__ void produce_x(const StreamProblem& p, const Smem<S>& smem, const Sha
                           const Tile& tile) {
   produce(smem, share, [&](int k, int stage) {
     const uint32_t full = smem.full + 8 * stage;
-    ptx::barrier_expect(full, S::kXBytes);
-    ptx::box_copy(smem.x_at(stage), p.x, k * kBlockK, tile.token_block * S::kTokens, full);
+    ptx::barrier_expect(full, S::kRunBlocks * S::kXBytes);
+#pragma unroll
+    for (int i = 0; i < S::kRunBlocks; ++i) {
+      ptx::box_copy(smem.x_at(stage, i), p.x, (k * S::kRunBlocks + i) * kBlockK,
+                    tile.token_block * S::kTokens, full);
+    }
   });
 }
 
@@ -191,27 +203,62 @@ __device__ void produce_scales(const StreamProblem& p, const Smem<S>& smem, cons
   });
 }
 
+// Of row `row` of a tile of a gated weight, which has 8 gate rows and their 8 up rows in turn, or of another.
+__device__ __forceinline__ int64_t weight_row(const Product& q, int64_t row) {
+  if (q.has_gate) row = row / 16 * 8 + row % 8 + (row / 8 % 2 ? q.n_out : 0);
+  return min(row, q.n - 1);
+}
+
+// The scales of rows and of the blocks of a stage, [block][row].
+template <class S>
+__device__ void produce_row_scales(const StreamProblem& p, const Smem<S>& smem, const Share<S>& share,
+                                   const Tile& tile, int lane) {
+  constexpr int kRowsOfLane = S::kRows / 32;
+  const Matrix& scale = p.product.b.scale;
+  const float* from[kRowsOfLane];
+#pragma unroll
+  for (int i = 0; i < kRowsOfLane; ++i)
+    from[i] =
+        scale.row<const float>(weight_row(p.product, int64_t{tile.row_block} * S::kRows + i * 32 + lane));
+  produce(smem, share, [&](int k, int stage) {
+#pragma unroll
+    for (int block = 0; block < S::kRunBlocks; ++block) {
+      const int64_t group = min(int64_t{k} * S::kRunBlocks + block, scale.cols - 1);
+#pragma unroll
+      for (int i = 0; i < kRowsOfLane; ++i)
+        ptx::copy4_async(smem.scales_at(stage) + (block * S::kRows + i * 32 + lane) * 4, from[i] + group);
+    }
+    ptx::arrive_after_copies(smem.full + 8 * stage);
+  });
+}
+
 // What the epilogue needs of the tile, early: it has nothing to hide the loads behind. One warp.
-template <class S, Scaling kScaling>
+template <class S, class N, Scaling kScaling>
 __device__ void produce_factors(const StreamProblem& p, const Smem<S>& smem, const Tile& tile, int lane) {
   const Product& q = p.product;
-  const bool is_scaled = kScaling == Scaling::whole && !q.is_exact();
+  const bool has_row_scales = kScaling == Scaling::whole && !q.is_exact();
+  const bool has_token_scales = has_row_scales || N::kDecodes;
+  constexpr float kCodeScale = N::kDecodes ? 1.0f / kInt4Factor : 1.0f;
 #pragma unroll 4
   for (int i = lane; i < S::kRows; i += 32) {
-    int64_t row = int64_t{tile.row_block} * S::kRows + i;
-    if (q.has_gate) row = row / 16 * 8 + row % 8 + (row / 8 % 2 ? q.n_out : 0);
-    row = min(row, q.n - 1);
-    ptx::store_shared_float2(smem.row_factors(i), {is_scaled ? q.b.scale_at(row, 0) : 1.0f,
-                                                   p.bias ? float_at(p.bias, row) : 0.0f});
+    const int64_t row = weight_row(q, int64_t{tile.row_block} * S::kRows + i);
+    ptx::store_shared_float2(smem.row_factors(i),
+                             {has_row_scales ? q.b.scale_at(row, 0) * kCodeScale : kCodeScale,
+                              p.bias ? float_at(p.bias, row) : 0.0f});
   }
 #pragma unroll
   for (int i = lane; i < S::kTokens; i += 32) {
     const int64_t token = min(int64_t{tile.token_block} * S::kTokens + i, q.m - 1);
-    ptx::store_shared_float(smem.token_scale(i), is_scaled ? q.a.scale_at(token, 0) : 1.0f);
+    ptx::store_shared_float(smem.token_scale(i), has_token_scales ? q.a.scale_at(token, 0) : 1.0f);
   }
 }
 
 // ---- The consumers ----
+
+// Four INT4 codes as bytes, kInt4Factor times as large: a nibble is the high one of its byte.
+__device__ __forceinline__ uint32_t int4_to_bytes(uint32_t codes) {
+  return __byte_perm(codes, codes << 4, 0x1504) & 0xf0f0f0f0u;
+}
 
 template <class S, class N, Scaling kScaling>
 struct Consumer {
@@ -246,7 +293,8 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void multiply(int count) {
-    if constexpr (kHasTotals) multiply_promoting(count);
+    if constexpr (N::kDecodes) multiply_decoding(count);
+    else if constexpr (kHasTotals) multiply_promoting(count);
     else multiply_exactly(count);
   }
   __device__ __forceinline__ void multiply_exactly(int count) {
@@ -265,10 +313,7 @@ struct Consumer {
     ptx::wgmma_wait<0>();
   }
   __device__ __forceinline__ void multiply_promoting(int count) {
-#pragma unroll
-    for (auto& of_strip : totals)
-#pragma unroll
-      for (float& total : of_strip) total = 0.0f;
+    clear_totals();
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
       const int stage = take();
@@ -285,6 +330,67 @@ struct Consumer {
       }
       give_back(stage);
     }
+  }
+  // While the tensor cores have the codes of a block and strip, those of the next are decoded: two sets of
+  // registers take turns as operands.
+  __device__ __forceinline__ void multiply_decoding(int count) {
+    constexpr int kTurns = S::kRunBlocks * S::kStrips;
+    static_assert(kTurns % 2 == 0);
+    uint32_t codes[2][kSteps][4];
+    clear_totals();
+    int stage = take(), next = stage;
+    decode(stage, 0, codes[0]);
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const int block = turn / S::kStrips, strip = turn % S::kStrips;
+        int32_t sums[S::kSums];
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+          N::multiply(sums, codes[turn % 2][step], ptx::swizzled_rows(smem.x_at(stage, block), step), step);
+        ptx::wgmma_commit();
+        if (turn + 1 == kTurns && k + 1 < count) next = take();
+        // The very last time this decodes what nobody needs.
+        decode(turn + 1 < kTurns ? stage : next, (turn + 1) % kTurns, codes[(turn + 1) % 2]);
+        float scale[2] = {1.0f, 1.0f};
+        if constexpr (kScaling == Scaling::blocks) {
+          const uint32_t from = smem.scales_at(stage) + (block * S::kRows + first_row(strip)) * 4;
+          scale[0] = ptx::load_shared_float(from), scale[1] = ptx::load_shared_float(from + 32);
+        }
+        ptx::wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < S::kSums; ++i) {
+          float& total = totals[strip][i];
+          total = fmaf(static_cast<float>(sums[i]), scale[i / 2 % 2], total);
+        }
+      }
+      give_back(stage);
+      stage = next;
+    }
+  }
+  // Of the tile's rows, the first that this thread has of a strip; the other one is 8 further on.
+  __device__ int first_row(int strip) const {
+    return (strip * S::kGroups + group) * kStripRows + warp * kBandRows + lane / 4;
+  }
+  __device__ __forceinline__ void decode(int stage, int turn, uint32_t (&codes)[kSteps][4]) const {
+    const int block = turn / S::kStrips, strip = turn % S::kStrips;
+    const uint32_t row = smem.weight_at(stage) + first_row(strip) * S::kRowBytes + lane % 4 * 2;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t from = row + (((block * kSteps + step) ^ (lane / 4)) << 4);  // as the copy swizzled it
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        codes[step][i] = int4_to_bytes(ptx::load_shared2(from + i % 2 * 8 * S::kRowBytes + i / 2 * 8));
+    }
+    ptx::wgmma_fence();  // also keeps the compiler from doing this after the wait that follows
+  }
+  __device__ __forceinline__ void clear_totals() {
+#pragma unroll
+    for (auto& of_strip : totals)
+#pragma unroll
+      for (float& total : of_strip) total = 0.0f;
   }
   __device__ __forceinline__ void promote(const typename N::Sum (&sums)[S::kSums], int stage, int strip) {
     float(&to)[S::kSums] = totals[strip];
@@ -465,9 +571,12 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     const int warp = (thread - S::kConsumerThreads) / 32, lane = thread % 32;
     if (warp == 0 && lane == 0) produce_weight(p, smem, share, tile);
     if (warp == 1 && lane == 0) produce_x(p, smem, share, tile);
-    if (warp == 2 && kScaling == Scaling::blocks) produce_scales(p, smem, share, tile, lane);
+    if (warp == 2 && kScaling == Scaling::blocks) {
+      if constexpr (N::kDecodes) produce_row_scales(p, smem, share, tile, lane);
+      else produce_scales(p, smem, share, tile, lane);
+    }
     if (warp == 3) {
-      produce_factors<S, kScaling>(p, smem, tile, lane);
+      produce_factors<S, N, kScaling>(p, smem, tile, lane);
       ptx::named_barrier_arrive(kFactorsBarrier, S::kConsumerThreads + 32);
     }
     __syncwarp();

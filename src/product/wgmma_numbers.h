@@ -15,22 +15,23 @@ constexpr int kBlockK = 128, kSteps = 4;  // 128 bytes: what a swizzled row has;
 
 enum class Scaling { whole, blocks };  // scales that are the same for all k, or one for each 128 of k
 
-// INT8 or E4M3.
+// INT8 or E4M3: both operands; INT4: rows of INT4, decoded to registers, and columns of INT8.
 template <qf_format kFormat>
 struct Numbers {
-  static constexpr bool kIsInteger = kFormat == QF_INT8, kIsExact = kIsInteger;
+  static constexpr bool kIsInteger = kFormat != QF_FP8_E4M3, kIsExact = kFormat == QF_INT8;
+  static constexpr bool kDecodes = kFormat == QF_INT4;
   using Sum = std::conditional_t<kIsInteger, int32_t, float>;
   // d[64, 2 kSums] (+)= 32 columns of 64 rows, times those of 2 kSums rows.
-  template <int kSums>
-  __device__ static __forceinline__ void multiply(Sum (&d)[kSums], uint64_t rows, uint64_t columns,
+  template <int kSums, class Rows>
+  __device__ static __forceinline__ void multiply(Sum (&d)[kSums], const Rows& rows, uint64_t columns,
                                                   int adds) {
     if constexpr (kIsInteger) ptx::wgmma_int8(d, rows, columns, adds);
     else ptx::wgmma_e4m3(d, rows, columns, adds);
   }
 };
 
-// Integer sums are exact for as long as they last; all else is promoted to totals: the tensor cores add FP8
-// products with fewer bits than float32 has.
+// Integer sums are exact for as long as they last. All else is promoted to totals, because the tensor cores
+// add FP8 products with fewer bits than float32 has; so are those of INT4, most of which have groups.
 template <class N, Scaling kScaling>
 inline constexpr bool kPromotes = !N::kIsExact || kScaling == Scaling::blocks;
 

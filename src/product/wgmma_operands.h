@@ -35,16 +35,18 @@ inline Requirements accepts_wgmma_operands(const Product& p) {
                "gate rows are not a multiple of 8, or 64");
 }
 
-// Boxes of `rows` rows of b, of a gated weight 8 gate rows and their 8 up rows in turn. Coordinates: column,
-// row, 0, 0; of a gated weight column, 0, 0, row / 16.
+constexpr int kBoxBytes = 128;  // of a row
+
+// Boxes of `rows` rows of b, of a gated weight 8 gate rows and their 8 up rows in turn. Coordinates: byte,
+// row, 0, 0; of a gated weight byte, 0, 0, row / 16.
 inline CUtensorMap weight_boxes(const Product& p, int rows) {
-  const int64_t row = p.b.codes.row_stride;  // codes are bytes
+  const int64_t row = p.b.codes.row_stride, bytes = is_packed_4bit(p.b.format) ? p.k / 2 : p.k;
   if (!p.has_gate) {
-    return tensor_map<4>(map_type(DType::u8), p.b.codes.data, {p.k, p.n, 1, 1}, {row, row, row},
-                         {kBlockK, rows, 1, 1});
+    return tensor_map<4>(map_type(DType::u8), p.b.codes.data, {bytes, p.n, 1, 1}, {row, row, row},
+                         {kBoxBytes, rows, 1, 1});
   }
-  return tensor_map<4>(map_type(DType::u8), p.b.codes.data, {p.k, 8, 2, p.n_out / 8},
-                       {row, row * p.n_out, row * 8}, {kBlockK, 8, 2, rows / 16});
+  return tensor_map<4>(map_type(DType::u8), p.b.codes.data, {bytes, 8, 2, p.n_out / 8},
+                       {row, row * p.n_out, row * 8}, {kBoxBytes, 8, 2, rows / 16});
 }
 
 // The scales of a token and a block of k lie at token * this + block.

@@ -37,6 +37,11 @@ __device__ __forceinline__ float load_shared_float(uint32_t from) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
   return v;
 }
+__device__ __forceinline__ uint32_t load_shared2(uint32_t from) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+  return v;
+}
 __device__ __forceinline__ int load_shared_s8(uint32_t from) {
   int v;
   asm volatile("ld.shared.s8 %0, [%1];" : "=r"(v) : "r"(from) : "memory");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// wgmma of bytes (PTX ISA 8.0, sm_90a): d[64, n] += a[64, 32] b[32, n], both operands in shared memory as
-// rows of k, d in registers (ptx/wgmma.h says how).
+// wgmma of bytes (PTX ISA 8.0, sm_90a): d[64, n] += a[64, 32] b[32, n], operands in shared memory as rows of
+// k, or a in registers; d in registers (ptx/wgmma.h says how).
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,22 @@ QF_WGMMA_OF_FORMATS(64, 32, 32, 33, 34)
 QF_WGMMA_OF_FORMATS(128, 64, 64, 65, 66)
 QF_WGMMA_OF_FORMATS(256, 128, 128, 129, 130)
 
+// The same with a in registers: of rows g and g + 8 (t % 32 = 4 g + q) the columns 4 q .. 4 q + 3 in the
+// first two, 16 + 4 q .. in the others.
+#define QF_WGMMA_OF_REGISTERS(n, sums, A0, A1, A2, A3, B, ADDS)                                           \
+  __device__ __forceinline__ void wgmma_int8(int32_t (&d)[sums], const uint32_t (&a)[4], uint64_t b,      \
+                                             int adds) {                                                  \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADDS ", 0;\n"                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" QF_NUMBERS_##sums "}, {%" #A0   \
+                 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", p;\n}"                                        \
+                 : QF_SUMS_##sums("+r", 0)                                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                        \
+  }
+QF_WGMMA_OF_REGISTERS(16, 8, 8, 9, 10, 11, 12, 13)
+QF_WGMMA_OF_REGISTERS(32, 16, 16, 17, 18, 19, 20, 21)
+QF_WGMMA_OF_REGISTERS(64, 32, 32, 33, 34, 35, 36, 37)
+QF_WGMMA_OF_REGISTERS(128, 64, 64, 65, 66, 67, 68, 69)
+
 // The same of BF16 or FP16: d[64, 256] += a[64, 16] b[16, 256].
 #define QF_WGMMA_HALVES(type)                                                                             \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                             \
@@ -66,6 +82,7 @@ __device__ __forceinline__ void wgmma_halves(float (&d)[128], uint64_t a, uint64
 // clang-format on
 
 #undef QF_WGMMA_HALVES
+#undef QF_WGMMA_OF_REGISTERS
 #undef QF_WGMMA_OF_FORMATS
 #undef QF_WGMMA
 #undef QF_SUMS_128
