@@ -55,17 +55,20 @@ bool is_plain(const Product& p, bool is_staged) {
 
 template <class S>
 void launch_shape(const Product& p, float* staged, const Launch& launch) {
-  StreamProblem problem = {p, row_boxes(p.a.codes, S::kTokens), weight_boxes(p, S::kRows)};
+  StreamProblem problem = {p, {}, weight_boxes(p, S::kRows)};
   problem.token_blocks = static_cast<int32_t>(ceil_div(p.m, S::kTokens));
   problem.k_stages = static_cast<int32_t>(ceil_div(p.k, kBlockK * S::kRunBlocks));
   problem.x_stride = token_scale_stride(p);
   problem.bias = p.bias, problem.product.bias = {};
   problem.is_plain = is_plain(p, staged != nullptr);
-  const int64_t tiles = ceil_div(p.n, S::kRows) * problem.token_blocks;
-  problem.splits = choose_splits<S>(p, tiles, problem.k_stages);
+  const int64_t row_blocks = ceil_div(p.n, S::kRows);
+  problem.splits = choose_splits<S>(p, row_blocks * problem.token_blocks, problem.k_stages);
+  problem.sharers = S::kMayShareX && problem.splits == 1 ? 2 : 1;
+  problem.x = token_boxes(p, S::kTokens / problem.sharers);
+  const int64_t tiles = round_up(row_blocks, problem.sharers) * problem.token_blocks;
   LaunchShape shape = {dim3(static_cast<unsigned>(tiles * problem.splits)), dim3(S::kThreads),
                        static_cast<size_t>(Smem<S>::kBytes), /*overlap_previous=*/true};
-  shape.cluster = static_cast<unsigned>(problem.splits);
+  shape.cluster = static_cast<unsigned>(problem.splits * problem.sharers);
   choose_bool(is_whole(p), [&](auto is_whole_k) {
     constexpr Scaling kScaling = is_whole_k.value ? Scaling::whole : Scaling::blocks;
     const auto run = [&](auto format) {
