@@ -102,6 +102,7 @@ struct LinearCall : Call<qf_linear_args> {
     add_weight(*this, args.weight, kN, kK);
     input("bias", args.bias, kF32, {kN}).is_optional = true;
     input("residual", args.residual, kF32, {kM, kN}).is_optional = true;
+    input("x_gain", args.x_gain, kF32, {kK}).is_optional = true;
     output("y", args.y, kF32, {kM, kN});
   }
 };

@@ -2,6 +2,8 @@
 //
 // The core by itself: argument checks, threads, selection.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <numeric>
@@ -132,10 +134,27 @@ TEST(Block, ResolvesWholeDimensions) {
 
 // ---- Threads ----
 
-class Threads : public testing::Test {
+enum class Crew { own_pool, openmp_team };
+
+class Threads : public testing::TestWithParam<Crew> {
  protected:
+  // The caller's teams have as many threads as we may use, or one more, and then are none for us.
+  void use_threads(int n) {
+    set_num_threads(n);
+#if defined(_OPENMP)
+    omp_set_num_threads(GetParam() == Crew::openmp_team ? n : n + 1);
+#endif
+  }
+  void SetUp() override {
+#if !defined(_OPENMP)
+    if (GetParam() == Crew::openmp_team) GTEST_SKIP() << "built without OpenMP";
+#endif
+  }
   void TearDown() override { set_num_threads(0); }
 };
+
+INSTANTIATE_TEST_SUITE_P(Crews, Threads, testing::Values(Crew::own_pool, Crew::openmp_team),
+                         [](const auto& p) { return p.param == Crew::own_pool ? "OwnPool" : "OpenMpTeam"; });
 
 // How often each index of [0, count) was visited, and how many ranges there were.
 struct Visits {
@@ -153,9 +172,9 @@ struct Visits {
   std::atomic<int> num_ranges{0};
 };
 
-TEST_F(Threads, CoverEverythingExactlyOnce) {
+TEST_P(Threads, CoverEverythingExactlyOnce) {
   for (const int threads : {1, 2, 3, 8}) {
-    set_num_threads(threads);
+    use_threads(threads);
     for (const int64_t count : {0, 1, 2, 3, 7, 64, 1000}) {
       for (const int64_t grain : {1, 3, 100}) {
         Visits v(count);
@@ -167,8 +186,8 @@ TEST_F(Threads, CoverEverythingExactlyOnce) {
   }
 }
 
-TEST_F(Threads, FollowTheSetting) {
-  set_num_threads(3);
+TEST_P(Threads, FollowTheSetting) {
+  use_threads(3);
   EXPECT_EQ(num_threads(), 3);
   Visits v(300);
   v.run(1);
@@ -179,8 +198,8 @@ TEST_F(Threads, FollowTheSetting) {
   EXPECT_THROW(set_num_threads(100000), Error);
 }
 
-TEST_F(Threads, NestedCallsStayOnTheirThread) {
-  set_num_threads(4);
+TEST_P(Threads, NestedCallsStayOnTheirThread) {
+  use_threads(4);
   std::atomic<int> inner_ranges{0}, inner_visits{0};
   parallel_ranges(4, 1, [&](int64_t, int64_t) {
     parallel_ranges(100, 1, [&](int64_t begin, int64_t end) {
@@ -192,12 +211,12 @@ TEST_F(Threads, NestedCallsStayOnTheirThread) {
   EXPECT_EQ(inner_visits, 400);
 }
 
-TEST_F(Threads, ConcurrentCallersAllFinish) {
-  set_num_threads(4);
+TEST_P(Threads, ConcurrentCallersAllFinish) {
   std::atomic<int> good{0};
   std::vector<std::thread> callers;
   for (int t = 0; t < 6; ++t) {
     callers.emplace_back([&] {
+      use_threads(4);
       for (int i = 0; i < 200; ++i) {
         Visits v(97);
         v.run(1);
@@ -209,9 +228,41 @@ TEST_F(Threads, ConcurrentCallersAllFinish) {
   EXPECT_EQ(good, 6 * 200);
 }
 
+TEST_P(Threads, ServeTheChildOfAFork) {
+  use_threads(4);
+  Visits(100).run(1);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // a crew that waits for the parent's threads waits for ever
+    Visits v(100);
+    v.run(1);
+    _exit(v.all_once() && v.num_ranges == 4 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
 #if defined(_OPENMP)
-TEST_F(Threads, StayAloneInsideAnOpenMpRegion) {
-  set_num_threads(4);
+TEST_P(Threads, JoinTheTeamsOfTheSameSizeAlone) {
+  use_threads(3);
+  std::atomic<int> size{0};
+  parallel_ranges(3, 1, [&](int64_t, int64_t) { size = omp_get_num_threads(); });
+  EXPECT_EQ(size, GetParam() == Crew::openmp_team ? 3 : 1);
+}
+
+TEST_P(Threads, TakeATeamThatIsSmallerThanAskedFor) {
+  use_threads(3);
+  omp_set_max_active_levels(0);
+  Visits v(100);
+  v.run(1);
+  omp_set_max_active_levels(1);
+  EXPECT_TRUE(v.all_once());
+  EXPECT_EQ(v.num_ranges, 3);
+}
+
+TEST_P(Threads, StayAloneInsideAnOpenMpRegion) {
+  use_threads(4);
   std::atomic<int> most_ranges{0};
 #pragma omp parallel num_threads(2)
   {

@@ -158,7 +158,8 @@ TEST(Selection, OnCuda) {
       {quantize(QF_INT8, {1, 128}), "quantize_rows_sm75"},
       {quantize(QF_FP8_E4M3, {1, 128}), "quantize_rows_sm75"},
       {quantize(QF_FP8_E4M3, {0, 0}, QF_SCALE_STATIC), "quantize_rows_sm75"},
-      {quantize(QF_INT4, {1, 128}), ""},  // never moved to the CPU in silence
+      {quantize(QF_INT4, {1, 128}), "quantize_rows_sm75"},
+      {quantize(QF_INT4, {1, 128}, QF_SCALE_MSE), ""},  // never moved to the CPU in silence
   };
   for (const auto& [spec, kernel] : table) {
     const CasePtr c = make_case(spec);
@@ -271,6 +272,15 @@ TEST(Selection, OfProductsOnCuda) {
         expect_chosen(layer, m > 128 ? of_many_tokens : of_few_tokens);
       }
     }
+  }
+  // INT4 weights by INT8 activations, any number of tokens; by others without wgmma.
+  for (const int64_t m : {1, 64, 1000}) {
+    for (const WeightSpec& weight : {int4, WeightSpec{QF_INT4, {1, 0}}}) {
+      expect_chosen(linear(weight, QF_INT8, m), of_few_tokens);
+      expect_chosen(linear(weight, QF_FP8_E4M3, m), of_layers);
+      expect_chosen(linear(weight, QF_INT8, m, 128), of_layers);
+    }
+    expect_chosen(linear({QF_INT4, {1, 32}}, QF_INT8, m), of_layers);
   }
   // What is no product of codes.
   WeightSpec act_order = int4, offsets = int4;

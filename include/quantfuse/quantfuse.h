@@ -291,7 +291,9 @@ typedef struct qf_weight {
 QF_API qf_status qf_weight_packed_bytes(const qf_weight* weight, qf_device device, uint64_t* bytes);
 QF_API qf_status qf_weight_pack(const qf_weight* weight, const qf_call* call);
 
-/* y = quantize( act(x w^T + bias) [* up] + residual ). n_out = n, or n / 2 where the weight is gated. */
+/* y = quantize( act(x w^T + bias) [* up] + residual ). n_out = n, or n / 2 where the weight is gated.
+ * With x_gain x is normalized first: x * x_gain / sqrt(mean(x^2) + x_eps), as qf_rms_norm does; for one or
+ * two tokens of bf16 on sm_90 in the same kernel. */
 typedef struct qf_linear_args {
   const qf_tensor* x;       /* in  [m, k] f32|f16|bf16; or codes of act_format, with x_scale; rows
                                 contiguous */
@@ -310,6 +312,8 @@ typedef struct qf_linear_args {
   const qf_tensor* out_scale; /* static: in, f32 [1]; dynamic: out, f32 [m, ceil(n_out/out_group)] */
   int32_t batch_invariant;    /* 1: the bits of a row of y do not depend on m: no kernel runs whose
                                  order of summation does */
+  const qf_tensor* x_gain;    /* in  [k] f32|f16|bf16: x is normalized; not where x is quantized; optional */
+  double x_eps;               /* not negative */
 } qf_linear_args;
 
 QF_API qf_status qf_linear(const qf_linear_args* args, const qf_call* call);

@@ -839,6 +839,10 @@ struct LinearOptions {
   Tensor out_scale;       // fixed: in, f32 [1]; dynamic: out, f32 [m, ceil(n_out/out_group)]
 
   bool is_batch_invariant = false;  // the bits of a row of y do not depend on m
+
+  ConstTensor
+      x_gain;  // float [k]: x is first x * x_gain / sqrt(mean(x^2) + x_eps); not where it is quantized
+  double x_eps = 0;
 };
 
 namespace detail {
@@ -859,6 +863,8 @@ inline qf_linear_args args_of_linear(const ConstTensor& x, const Weight& weight,
   a.out_group = options.out_group;
   a.out_scale = options.out_scale.get();
   a.batch_invariant = options.is_batch_invariant;
+  a.x_gain = options.x_gain.get();
+  a.x_eps = options.x_eps;
   return a;
 }
 }  // namespace detail

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ._operators import is_plain
+
 
 def decode_attention(
     q: torch.Tensor,
@@ -57,7 +59,8 @@ def append_and_attend(
 ) -> torch.Tensor:
     """All that a decoder does between its projections, for one token of each sequence: rotates ``q`` and
     ``k``, **writes** ``k`` and ``v`` to the cache, and attends to all tokens up to and with the new one; on a
-    CUDA device in the one kernel of :func:`decode_attention`.
+    CUDA device in the one kernel of :func:`decode_attention`. On a CPU it is PyTorch's own operators, and few
+    of them where float32 goes to one place in all sequences.
 
     Args:
         q: ``[batch, heads, 1, width]`` float32, float16 or bfloat16.
@@ -80,45 +83,42 @@ def append_and_attend(
     (torch.Size([1, 1, 4, 16]), [1.0, 0.0])
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    result: torch.Tensor = torch.ops.quantfuse.append_and_attend(
-        q, k, v, *rotation, keys, values, positions, scale
-    )
+    is_direct = q.is_cpu and is_plain(q, k) and not v.requires_grad
+    append = _composed_append if is_direct else torch.ops.quantfuse.append_and_attend
+    result: torch.Tensor = append(q, k, v, *rotation, keys, values, positions, scale)
     return result
 
 
 def _check(q: Any, keys: Any, values: Any, lengths: Any, mask: Any) -> None:
-    def expect(is_right: bool, text: str) -> None:
-        if not is_right:
-            raise ValueError(f"decode_attention: {text}")
+    def refuse(text: str) -> None:
+        raise ValueError(f"decode_attention: {text}")
 
-    expect(
-        q.ndim == 4 and q.shape[2] == 1, f"q has shape {tuple(q.shape)}, expected [batch, heads, 1, width]"
-    )
-    expect(keys.ndim == 4, f"keys has shape {tuple(keys.shape)}, expected [batch, kv_heads, size, width]")
+    if q.ndim != 4 or q.shape[2] != 1:
+        refuse(f"q has shape {tuple(q.shape)}, expected [batch, heads, 1, width]")
+    if keys.ndim != 4:
+        refuse(f"keys has shape {tuple(keys.shape)}, expected [batch, kv_heads, size, width]")
     batch, heads, _, width = q.shape
-    kv_heads, size = keys.shape[1:3]
-    expect(
-        keys.shape[0] == batch and keys.shape[3] == width and kv_heads > 0 and heads % kv_heads == 0,
-        f"keys has shape {tuple(keys.shape)}, q {tuple(q.shape)}: batch and width are to be the same, and "
-        "kv_heads is to divide heads",
-    )
-    expect(values.shape == keys.shape, f"values has shape {tuple(values.shape)}, keys {tuple(keys.shape)}")
-    expect(
-        q.dtype == keys.dtype == values.dtype,
-        f"q, keys, values have types {q.dtype, keys.dtype, values.dtype}",
-    )
-    expect(q.dtype in (torch.float32, torch.float16, torch.bfloat16), f"q has type {q.dtype}")
-    if lengths is not None:
-        expect(
-            lengths.dtype == torch.int32 and tuple(lengths.shape) in ((1,), (batch,)),
+    key_batch, kv_heads, size, key_width = keys.shape
+    if key_batch != batch or key_width != width or kv_heads == 0 or heads % kv_heads != 0:
+        refuse(
+            f"keys has shape {tuple(keys.shape)}, q {tuple(q.shape)}: batch and width are to be the same, and "
+            "kv_heads is to divide heads"
+        )
+    if values.shape != keys.shape:
+        refuse(f"values has shape {tuple(values.shape)}, keys {tuple(keys.shape)}")
+    if not q.dtype == keys.dtype == values.dtype:
+        refuse(f"q, keys, values have types {q.dtype, keys.dtype, values.dtype}")
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        refuse(f"q has type {q.dtype}")
+    if lengths is not None and (
+        lengths.dtype != torch.int32 or tuple(lengths.shape) not in ((1,), (batch,))
+    ):
+        refuse(
             f"lengths has type {lengths.dtype} and shape {tuple(lengths.shape)}, "
-            f"expected int32 [1] or [{batch}]",
+            f"expected int32 [1] or [{batch}]"
         )
-    if mask is not None:
-        expect(
-            mask.dtype == torch.bool and tuple(mask.shape) == (batch, size),
-            f"mask has type {mask.dtype} and shape {tuple(mask.shape)}, expected bool [{batch}, {size}]",
-        )
+    if mask is not None and (mask.dtype != torch.bool or tuple(mask.shape) != (batch, size)):
+        refuse(f"mask has type {mask.dtype} and shape {tuple(mask.shape)}, expected bool [{batch}, {size}]")
 
 
 def _composed(q: Any, keys: Any, values: Any, lengths: Any, mask: Any, scale: float) -> torch.Tensor:
@@ -176,12 +176,39 @@ def _composed_append(
     q: Any, k: Any, v: Any, cos: Any, sin: Any, keys: Any, values: Any, positions: Any, scale: float
 ) -> Any:
     _check_append(q, k, v, cos, sin, keys, values, positions)
+    if q.dtype == torch.float32 and len(positions) == 1 and (place := int(positions)) >= 0:
+        return _append_at(place, q, k, v, cos, sin, keys, values, scale)
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     places = positions.expand(q.shape[0])
     for b, place in enumerate(places.tolist()):
         if place < keys.shape[2]:
             keys[b, :, place], values[b, :, place] = k[b, :, 0], v[b, :, 0]
     return _composed(q, keys, values, (places + 1).to(torch.int32), None, scale)
+
+
+def _append_at(
+    place: int, q: Any, k: Any, v: Any, cos: Any, sin: Any, keys: Any, values: Any, scale: float
+) -> Any:
+    """All sequences have the same length, so that a view of the cache is the mask. Every operator counts: with
+    the interpreter's memory displaced by a layer's weight it takes longer than its arithmetic."""
+    batch, heads, _, width = q.shape
+    kv_heads, size = keys.shape[1:3]
+    cos, sin = (table if len(table) == 1 else table[:, None, None] for table in (cos, sin))
+    both = torch.cat((q, k), 1)
+    first, second = both.chunk(2, -1)
+    both = torch.addcmul(both * cos, torch.cat((-second, first), -1), sin)
+    if place < size:
+        keys.select(2, place).copy_(both[:, heads:, 0])
+        values.select(2, place).copy_(v[:, :, 0])
+    length = min(place + 1, size)
+    # The heads that share keys are rows of one product.
+    y = nn.functional.scaled_dot_product_attention(
+        both[:, :heads].reshape(batch, kv_heads, heads // kv_heads, width),
+        keys.narrow(2, 0, length),
+        values.narrow(2, 0, length),
+        scale=scale,
+    )
+    return y.reshape(batch, 1, heads, width)
 
 
 def _append_on_cuda(

@@ -39,6 +39,8 @@ def linear(
     out_scale: Tensor | None = None,
     out: Any = None,
     batch_invariant: bool = False,
+    x_gain: Tensor | None = None,
+    x_eps: float = 1e-6,
 ) -> Any:
     """``quantize( activation(x @ w.T + bias) [* up] + residual )``, all in one kernel.
 
@@ -62,6 +64,9 @@ def linear(
         out: memory for the output, or for ``(codes, scale)``.
         batch_invariant: the bits of a row must not depend on how many rows there are: no kernel runs whose
             order of summation does.
+        x_gain: ``[k]`` float32, float16 or bfloat16: ``x`` is first normalized, as :func:`rms_norm` does with
+            this gain and ``x_eps``; for one or two tokens of bfloat16 on Hopper in the same kernel. Not where
+            ``x`` is quantized.
 
     Returns:
         ``y`` ``[..., n_out]``; with dynamic scales ``(codes, scale)``, the scale ``[..., ceil(n_out /
@@ -103,6 +108,8 @@ def linear(
         residual,
         *y,
         batch_invariant,
+        argument_like(x_gain, "x_gain", family, "x"),
+        float(x_eps),
     )
     return result
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ._library import LINEAR, invoke
+from ._library import LINEAR, RMS_NORM, invoke
 from ._linear import linear as _call_linear
 from ._linear import linear_backward as _call_linear_backward
 from ._norm import rms_norm as _call_rms_norm
 from ._plain_weight import PlainWeight
-from ._tensors import ACT_FORMATS, ACTIVATIONS, DYNAMIC, adopt, choice
+from ._tensors import ACT_FORMATS, ACTIVATIONS, DYNAMIC, adopt, argument_like, choice
 from ._weight import QuantizedWeight
 
 _WEIGHT = (
@@ -29,7 +29,8 @@ _WEIGHT = (
 _library = torch.library.Library("quantfuse", "DEF")
 _library.define(
     f"linear(Tensor x, {_WEIGHT}, Tensor? bias, str activation, Tensor? residual, str? act_quant, "
-    "int act_group, Tensor? x_scale, ScalarType? out_dtype, bool batch_invariant=False) -> Tensor",
+    "int act_group, Tensor? x_scale, ScalarType? out_dtype, bool batch_invariant=False, "
+    "Tensor? x_gain=None, float x_eps=1e-6) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 _library.define(
@@ -136,10 +137,12 @@ def _linear(
     x_scale: Any,
     out_dtype: Any,
     batch_invariant: bool = False,
+    x_gain: Any = None,
+    x_eps: float = 1e-6,
 ) -> Any:
     x = x if x.is_contiguous() else x.contiguous()
     weight = _weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry)
-    if residual is None and x_scale is None and out_dtype is None:
+    if residual is None and x_scale is None and out_dtype is None and x_gain is None:
         return _call_shortly(x, weight, bias, activation, act_quant, act_group, batch_invariant)
     return _call_linear(
         x,
@@ -152,6 +155,8 @@ def _linear(
         x_scale=x_scale,
         out_dtype=out_dtype,
         batch_invariant=batch_invariant,
+        x_gain=x_gain,
+        x_eps=x_eps,
     )
 
 
@@ -168,10 +173,9 @@ def _call_shortly(
     cols = weight.out_features
     x, family = adopt(x, "x")
     y = x.new_empty((*x.shape[:-1], cols))
-    is_matrix = x.ndim == 2
     invoke(
         LINEAR,
-        family.argument(x if is_matrix else family.rows(x, "x"), "x"),
+        family.argument(x, "x"),
         None,
         ACT_FORMATS[act_quant],
         act_group,
@@ -179,12 +183,14 @@ def _call_shortly(
         bias,
         ACTIVATIONS[activation],
         None,
-        y if is_matrix else y.view(-1, cols),
+        y,
         0,
         DYNAMIC,
         0,
         None,
         batch_invariant,
+        None,
+        0.0,
     )
     return y
 
@@ -206,6 +212,8 @@ def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, *tensors, ctx.format, ctx.geometry, bias, ctx.activation, residual = inputs[:12]
     ctx.act_quant, ctx.act_group = inputs[12:14]
     ctx.batch_invariant = inputs[16]
+    if inputs[17] is not None:
+        raise NotImplementedError("linear: x_gain has no gradient; call rms_norm before it")
     needs_input = ctx.activation != "identity" or ctx.geometry[4]
     ctx.save_for_backward(x if needs_input else None, *tensors, bias)
     ctx.x_dtype = x.dtype
@@ -227,7 +235,7 @@ def _linear_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     dx = torch.ops.quantfuse.linear_backward(dz, *plain).to(ctx.x_dtype) if needs_x else None
     dbias = dz.reshape(-1, dz.shape[-1]).sum(0).to(bias.dtype) if needs_bias else None
     dresidual = dy.to(ctx.residual_dtype) if needs_residual else None
-    return (dx, *[None] * 8, dbias, None, dresidual, *[None] * 5)
+    return (dx, *[None] * 8, dbias, None, dresidual, *[None] * 7)
 
 
 _ACTIVATIONS: dict[str, Any] = {
@@ -394,7 +402,12 @@ def _linear_plain_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _rms_norm(x: torch.Tensor, gain: Any, eps: float) -> Any:
-    return _call_rms_norm(x.contiguous(), gain, eps)
+    """By the shortest way too."""
+    x, family = adopt(x if x.is_contiguous() else x.contiguous(), "x")
+    y = torch.empty_like(x)
+    gain = argument_like(gain, "gain", family, "x")
+    invoke(RMS_NORM, family.argument(x, "x"), None, gain, eps, y, 0, DYNAMIC, 0, None, 0)
+    return y
 
 
 def _rms_norm_fake(x: Any, gain: Any, eps: float) -> Any:
@@ -453,30 +466,42 @@ torch.library.register_autograd(
 _linear_op = torch.ops.quantfuse.linear.default
 _linear_quantized_op = torch.ops.quantfuse.linear_quantized.default
 _linear_plain_op = torch.ops.quantfuse.linear_plain.default
+_rms_norm_op = torch.ops.quantfuse.rms_norm.default
+_rms_norm_quantized_op = torch.ops.quantfuse.rms_norm_quantized.default
 
 
-def _is_plain(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def is_plain(x: torch.Tensor, other: torch.Tensor | None) -> bool:
     """Whether nobody but the kernel has a say in a call: no autograd, tracer, subclass or mode."""
     if type(x) is not torch.Tensor or torch.compiler.is_compiling():
         return False
-    needs_gradient = x.requires_grad or (bias is not None and bias.requires_grad)
+    needs_gradient = x.requires_grad or (other is not None and other.requires_grad)
     return not (needs_gradient and torch.is_grad_enabled()) and _get_current_dispatch_mode() is None
 
 
 def linear(x: torch.Tensor, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear``, less the dispatcher where it would change nothing but the time."""
-    return _linear(x, *args) if _is_plain(x, args[8]) else _linear_op(x, *args)
+    return _linear(x, *args) if is_plain(x, args[8]) else _linear_op(x, *args)
 
 
 def linear_quantized(x: torch.Tensor, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear_quantized``, likewise."""
-    return _linear_quantized(x, *args) if _is_plain(x, args[8]) else _linear_quantized_op(x, *args)
+    return _linear_quantized(x, *args) if is_plain(x, args[8]) else _linear_quantized_op(x, *args)
 
 
 def linear_plain(x: torch.Tensor, weight: torch.Tensor, bias: Any, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear_plain``, likewise."""
-    is_plain = _is_plain(x, bias) and not (weight.requires_grad and torch.is_grad_enabled())
-    return (_linear_plain if is_plain else _linear_plain_op)(x, weight, bias, *args)
+    is_direct = is_plain(x, bias) and not (weight.requires_grad and torch.is_grad_enabled())
+    return (_linear_plain if is_direct else _linear_plain_op)(x, weight, bias, *args)
+
+
+def rms_norm(x: torch.Tensor, gain: torch.Tensor | None, eps: float) -> Any:
+    """``torch.ops.quantfuse.rms_norm``, likewise."""
+    return (_rms_norm if is_plain(x, gain) else _rms_norm_op)(x, gain, eps)
+
+
+def rms_norm_quantized(x: torch.Tensor, gain: torch.Tensor | None, eps: float, *args: Any) -> Any:
+    """``torch.ops.quantfuse.rms_norm_quantized``, likewise."""
+    return (_rms_norm_quantized if is_plain(x, gain) else _rms_norm_quantized_op)(x, gain, eps, *args)
 
 
 def checked_activation(activation: str | None) -> str:

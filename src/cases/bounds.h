@@ -40,10 +40,10 @@
 //
 // FP8 on CUDA. Of Hopper's tensor cores it is published (DeepSeek-V3's report) that they keep about 14 bits
 // when they add FP8 products; taken here as numbers that end 13 bits below the largest of them, which was not
-// measured. The kernels promote sums of 128 columns to float32, so a sum of magnitude up to S = sum |t_i| of
-// these goes through 4 such additions of 33 numbers, each cut by at most 2^-13 S, and smaller ones before the
-// last. With independent errors, and lambda = 4:
-//     |error| <= 4 sqrt(4 * 33) / 2 * 2^-13 S < 2^-8 S
+// measured. The kernels promote sums of at most 256 columns to float32, so a sum of magnitude S = sum |t_i|
+// of these goes through 8 such additions of 33 numbers, in the i-th of which, being i/8 of the way, they are
+// cut by at most 2^-13 S i/8. With independent errors, and lambda = 4:
+//     |error| <= 4 sqrt(33 * sum (i/8)^2) / 2 * 2^-13 S < 2^-8 S
 // A case has one bound for all kernels, so this also widens what mma.sync may do, which needs none of it.
 #pragma once
 

@@ -44,6 +44,10 @@ class Case {
 // Numbers that a case draws its inputs from.
 enum class Data { normal, outliers, tiny, huge, zeros, constant, with_nan_inf, nan_in_row_1 };
 
+// How codes are drawn: evenly from all that stand for a finite number, or as quantizing normal numbers gives
+// them. A GPU's power, and at its limit its speed, depends on which bits change.
+enum class Codes { all, of_normal_numbers };
+
 struct QuantizeSpec {
   std::string name;
   qf_format format = QF_INT8;
@@ -86,6 +90,7 @@ struct ScaledMmSpec {
   bool has_scales = false, has_a_zero = false, has_b_zero = false, has_bias = false;
   int64_t m = 0, n = 0, k = 0, row_padding = 0;
   Data data = Data::normal;  // or constant: the lowest codes throughout; or nan_in_row_1
+  Codes codes = Codes::all;
 };
 
 struct WeightSpec {
@@ -93,6 +98,7 @@ struct WeightSpec {
   qf_block block = {1, 128};
   bool has_e8m0_scale = false, is_asymmetric = false, has_float_zero = false, has_g_idx = false;
   bool is_gated = false, has_offset = false;
+  Codes codes = Codes::all;
 };
 
 struct LinearSpec {
@@ -106,6 +112,7 @@ struct LinearSpec {
   bool has_bias = false, has_residual = false;
   bool has_residual_in_y = false;  // the residual is y itself, which then has the type of x
   bool is_batch_invariant = false;
+  bool has_x_gain = false;  // x is yet to be normalized
   qf_format out_format = QF_FORMAT_NONE;
   qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
   int64_t out_group = 0;

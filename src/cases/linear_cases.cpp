@@ -19,6 +19,7 @@ namespace quantfuse::cases {
 namespace {
 
 constexpr Functions<qf_linear_args> kFunctions = QF_CASE_FUNCTIONS(linear);
+constexpr double kEps = 1e-5;
 
 class LinearCase final : public OperationCase<qf_linear_args> {
  public:
@@ -45,6 +46,7 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     weight_ = CanonicalWeight(spec.weight, n, k, spec.row_padding, [this](auto&&... arguments) -> Tensor& {
       return add(std::forward<decltype(arguments)>(arguments)...);
     });
+    if (spec.has_x_gain) x_gain_ = &add("x_gain", Role::input, is_odd ? kF32 : spec.dtype, {k});
     if (spec.has_bias) bias_ = &add("bias", Role::input, is_odd ? kF32 : spec.dtype, {n});
     if (spec.has_residual)
       residual_ = &add("residual", Role::input, spec.dtype, {m, n_out_}, spec.row_padding);
@@ -58,6 +60,7 @@ class LinearCase final : public OperationCase<qf_linear_args> {
         .add(scheme)
         .add(std::to_string(spec_.m) + "x" + std::to_string(spec_.n) + "x" + std::to_string(spec_.k))
         .add_if(spec_.has_quantized_x, "codes")
+        .add_if(spec_.has_x_gain, "normalized")
         .add(activation_word(spec_.activation))
         .add_if(spec_.has_bias, "bias")
         .add_if(spec_.has_residual, "residual")
@@ -77,6 +80,7 @@ class LinearCase final : public OperationCase<qf_linear_args> {
       fill_floats(*x_, random, spec_.data);
     }
     weight_.fill(random, 1.0 / std::sqrt(static_cast<double>(std::max<int64_t>(k, 1))));
+    if (x_gain_) fill_floats(*x_gain_, random, Data::normal);
     if (bias_) fill_floats(*bias_, random, Data::normal);
     if (residual_) fill_floats(*residual_, random, Data::normal);
     fill_static_scale(out_, 2.0);
@@ -121,6 +125,8 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     a.residual = view(residual_, set);
     set_output(a, out_, set);
     a.batch_invariant = spec_.is_batch_invariant;
+    a.x_gain = view(x_gain_, set);
+    a.x_eps = kEps;
     return a;
   }
 
@@ -160,9 +166,14 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     const std::vector<double> w = weight_.magnitudes();
     const std::vector<double> sums = sums_of_magnitudes(w), of_input = bounds_of_input(w);
     const bool is_fp8_product = is_fp8(spec_.act_format) && is_fp8(spec_.weight.format);
+    // Of x normalized: the mean of the squares, and the rounding to x's type, before or after the factor.
+    const DType dtype = dtype_of(spec_.dtype);
+    const double rounding = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : kUnitRoundoff;
+    const double of_norm = x_gain_ ? sum_bound(k, 1.0) / 2 + 5 * kUnitRoundoff + rounding : 0;
     auto bound_of_sum = [&](int64_t i, int64_t j) {
       const auto at = static_cast<size_t>(i * n + j);
-      return sum_bound(k, sums[at]) + of_input[at] + (is_fp8_product ? fp8_sum_bound(device, sums[at]) : 0);
+      return sum_bound(k, sums[at]) + of_input[at] + of_norm * sums[at] +
+             (is_fp8_product ? fp8_sum_bound(device, sums[at]) : 0);
     };
     expected_ = {};
     for (int64_t i = 0; i < m; ++i) {
@@ -184,7 +195,8 @@ class LinearCase final : public OperationCase<qf_linear_args> {
   std::vector<double> sums_of_magnitudes(const std::vector<double>& w) const {
     std::vector<double> x(static_cast<size_t>(k)), sums;
     for (int64_t i = 0; i < m; ++i) {
-      for (int64_t t = 0; t < k; ++t) x[static_cast<size_t>(t)] = input_magnitude(i, t);
+      const double norm = inverse_rms(i);
+      for (int64_t t = 0; t < k; ++t) x[static_cast<size_t>(t)] = norm * input_magnitude(i, t);
       for (int64_t j = 0; j < n; ++j) {
         double sum = bias_ ? std::abs(bias_->initial().value(0, j)) : 0;
         for (int64_t t = 0; t < k; ++t) sum += x[static_cast<size_t>(t)] * w[static_cast<size_t>(j * k + t)];
@@ -194,9 +206,16 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     return sums;
   }
 
-  // What x in fixed point adds to the error of a sum, [m, n].
+  // What x in fixed point adds to the error of a sum, and x that was normalized to numbers which f16 has no
+  // finer steps for, [m, n].
   std::vector<double> bounds_of_input(const std::vector<double>& w) const {
     std::vector<double> bounds(static_cast<size_t>(m * n));
+    if (x_gain_ && dtype_of(spec_.dtype) == DType::f16) {
+      for (size_t at = 0; at < bounds.size(); ++at) {
+        const auto row = w.begin() + static_cast<int64_t>(at) % n * k;
+        bounds[at] = 0x1p-25 * std::accumulate(row, row + k, 0.0);
+      }
+    }
     const bool may_be_fixed_point = device.type == QF_CUDA && spec_.act_format == QF_FORMAT_NONE &&
                                     spec_.dtype.bits == 16 && is_integer(spec_.weight.format);
     for (int64_t t = 0; may_be_fixed_point && t < k; t += kFixedPointTile) {
@@ -204,6 +223,7 @@ class LinearCase final : public OperationCase<qf_linear_args> {
       for (int64_t i = 0; i < m; ++i) {
         double largest = 0;
         for (int64_t c = t; c < end; ++c) largest = std::max(largest, input_magnitude(i, c));
+        largest *= inverse_rms(i);
         for (int64_t j = 0; j < n; ++j) {
           const auto row = w.begin() + j * k;
           bounds[static_cast<size_t>(i * n + j)] +=
@@ -220,7 +240,8 @@ class LinearCase final : public OperationCase<qf_linear_args> {
       return std::abs(decode_at(spec_.act_format, x.row(i), t)) *
              x_scale_->initial().value(i, t / act_group_);
     }
-    if (spec_.act_format == QF_FORMAT_NONE) return std::abs(x.value(i, t));
+    if (spec_.act_format == QF_FORMAT_NONE)
+      return std::abs(x.value(i, t)) * (x_gain_ ? std::abs(x_gain_->initial().value(0, t)) : 1);
     // Half a step more: of the largest in the group for integers, an eighth of the number itself for FP8.
     double amax = 0;
     for (int64_t g = t / act_group_ * act_group_, end = std::min(g + act_group_, k); g < end; ++g) {
@@ -229,10 +250,18 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     return std::abs(x.value(i, t)) * 1.125 + amax / 254;
   }
 
+  // What the norm multiplies row i with, besides the gain.
+  double inverse_rms(int64_t i) const {
+    if (!x_gain_) return 1;
+    double squares = 0;
+    for (int64_t t = 0; t < k; ++t) squares += std::pow(x_->initial().value(i, t), 2);
+    return 1 / std::sqrt(squares / static_cast<double>(k) + kEps);
+  }
+
   LinearSpec spec_;
   int64_t n_out_ = 0, act_group_ = 1;
   CanonicalWeight weight_;
-  Tensor *x_ = nullptr, *x_scale_ = nullptr, *bias_ = nullptr, *residual_ = nullptr;
+  Tensor *x_ = nullptr, *x_scale_ = nullptr, *x_gain_ = nullptr, *bias_ = nullptr, *residual_ = nullptr;
   Output out_;
   std::vector<Buffer> packed_;
   std::deque<qf_tensor> packed_views_;
@@ -302,6 +331,20 @@ LinearSpec random_plain_spec(Random& random, int64_t tokens) {
   s.dtype = random.chance(70) ? own : random.pick({kF32, kF16, kBf16});
   s.n = 2 * random.pick<int64_t>({1, 4, 7, 16, 33, 64, 65, 132});
   s.k = random.pick<int64_t>({1, 7, 8, 31, 64, 127, 128, 129, 256, 333, 1031});
+  return s;
+}
+
+// Of them what the kernel for many tokens takes: rows at multiples of 16 bytes, of a length that need not be
+// one. Tiles are of 128 tokens by 256 rows, 64 columns at a time.
+LinearSpec random_plain_many_tokens_spec(Random& random) {
+  LinearSpec s = random_plain_spec(random, random.pick<int64_t>({65, 127, 128, 129, 255, 257, 300}));
+  s.weight.format = random.pick({QF_F16, QF_BF16});
+  s.dtype = code_dtype(s.weight.format, false);
+  s.is_batch_invariant = random.chance(30);
+  s.n = 8 * random.pick<int64_t>({2, 8, 32, 34});
+  s.k = 8 * random.pick<int64_t>({1, 7, 8, 9, 24, 41});
+  s.row_padding = random.pick<int64_t>({0, 0, 8});
+  if (!s.weight.is_gated && random.chance(30)) ++s.n, ++s.k, s.row_padding = 7;
   return s;
 }
 
@@ -390,14 +433,37 @@ std::vector<CasePtr> linear_test_cases() {
       list.add(s);
     }
   }
+  // x that is normalized on its way in.
+  for (const qf_dtype dtype : {kBf16, kF16, kF32}) {
+    for (const int64_t tokens : {1, 2, 3, 20}) {
+      for (const auto& [columns, padding] :
+           {std::pair<int64_t, int64_t>{1, 0}, {129, 3}, {1000, 0}, {2048, 0}}) {
+        LinearSpec s;
+        s.dtype = dtype, s.m = tokens, s.n = 70, s.k = columns, s.row_padding = padding;
+        s.has_x_gain = s.has_bias = true;
+        s.weight.is_asymmetric = tokens == 2;
+        list.add(s);
+        s.weight = {QF_INT8, {1, 64}}, s.weight.is_gated = true, s.activation = QF_SILU;
+        s.has_residual = true, s.data = Data::outliers;
+        list.add(s);
+      }
+    }
+  }
+  LinearSpec normalized;
+  normalized.m = 2, normalized.n = 40, normalized.k = 14336, normalized.has_x_gain = true;
+  list.add(normalized);
+  normalized.data = Data::tiny, normalized.weight = {QF_FP8_E4M3, {128, 128}};
+  list.add(normalized);
+  normalized.data = Data::zeros, normalized.weight = {QF_BF16, {}}, normalized.k = 200;
+  list.add(normalized);
   // What tensor-core kernels are for: 16-bit x, groups that fill their tiles, every number of tokens.
   Random random(14);
   for (const int64_t tokens : {9, 16, 17, 31, 33, 64, 65, 127, 129, 257}) {
     for (int i = 0; i < 8; ++i) list.add(random_tensor_core_spec(random, tokens));
   }
-  list.fill_up(530, [&] { return random_spec(random); });
+  list.fill_up(630, [&] { return random_spec(random); });
   // Integer arithmetic throughout: few of the combinations above allow it.
-  list.fill_up(730, [&] {
+  list.fill_up(830, [&] {
     LinearSpec s = random_spec(random);
     s.weight.format = random.pick({QF_INT4, QF_INT8});
     s.weight.has_float_zero = s.weight.has_offset = false;
@@ -407,7 +473,7 @@ std::vector<CasePtr> linear_test_cases() {
   });
   // Few tokens of a 16-bit type and weights that pack for CUDA: rows and columns about the tiles of 16 and
   // 128.
-  list.fill_up(850, [&] {
+  list.fill_up(950, [&] {
     LinearSpec s = random_spec(random);
     s.weight.format = random.pick({QF_INT4, QF_INT4, QF_INT8});
     s.weight.block = {1, random.pick<int64_t>({0, 32, 64, 128, 256})};
@@ -454,6 +520,14 @@ std::vector<CasePtr> linear_test_cases() {
   }
   for (const int64_t tokens : {1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 70, 130}) {
     for (int i = 0; i < 8; ++i) list.add(random_plain_spec(random, tokens));
+  }
+  for (int i = 0; i < 48; ++i) list.add(random_plain_many_tokens_spec(random));
+  for (const bool is_gated : {false, true}) {  // several tiles for every pair of blocks
+    LinearSpec s;
+    s.weight = {QF_BF16, {}}, s.weight.is_gated = is_gated;
+    s.activation = QF_SILU;
+    s.m = 1030, s.n = 4112, s.k = 40;
+    list.add(s);
   }
   for (const int64_t tokens : {1, 9, 33, 70}) {  // the order of summation that every m has
     for (int i = 0; i < 6; ++i) {

@@ -64,8 +64,8 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
   bool is_exact() const { return dtype_of(spec_.out) == DType::i32; }
 
   void fill(Random& random) override {
-    fill_codes(*a_, random, spec_.a_format, k);
-    fill_codes(*b_, random, spec_.b_format, spec_.b_order == QF_NK ? k : n);
+    fill_codes(*a_, random, spec_.a_format, k, spec_.codes);
+    fill_codes(*b_, random, spec_.b_format, spec_.b_order == QF_NK ? k : n, spec_.codes);
     if (spec_.data == Data::constant) {
       fill_lowest(*a_, spec_.a_format), fill_lowest(*b_, spec_.b_format);
     } else if (spec_.data == Data::nan_in_row_1) {

@@ -187,16 +187,36 @@ void fill_floats(Tensor& tensor, Random& random, Data data, double deviation) {
   }
 }
 
-void fill_codes(Tensor& tensor, Random& random, qf_format format, int64_t cols) {
+namespace {
+
+uint8_t any_codes(Random& random, qf_format format) {
+  const auto byte = static_cast<uint8_t>(random.next());
+  if (format == QF_FP8_E4M3 && (byte & 0x7f) == 0x7f) return 0;
+  if (format == QF_FP8_E5M2 && (byte & 0x7f) >= 0x7c) return 0;
+  return byte;
+}
+
+}  // namespace
+
+std::vector<uint8_t> normal_codes(Random& random, qf_format format, size_t bytes) {
+  const float deviation = code_range(format).symmetric_max / 3.5f;
+  const auto code = [&] { return encode_value(format, random.normal() * deviation, 0); };
+  std::vector<uint8_t> codes(bytes);
+  for (uint8_t& byte : codes)
+    byte = static_cast<uint8_t>(is_packed_4bit(format) ? code() | code() << 4 : code());
+  return codes;
+}
+
+void fill_codes(Tensor& tensor, Random& random, qf_format format, int64_t cols, Codes kind) {
+  // Drawn from these, because to encode every number of a large weight would take seconds.
+  const bool has_normal = kind == Codes::of_normal_numbers && !is_codebook(format);
+  const std::vector<uint8_t> normal =
+      has_normal ? normal_codes(random, format, 1 << 14) : std::vector<uint8_t>();
   Image& q = tensor.initial();
   for (int64_t r = 0; r < q.rows; ++r) {
     uint8_t* row = q.row(r);
-    for (int64_t i = 0; i < q.cols; ++i) {
-      auto byte = static_cast<uint8_t>(random.next());
-      if (format == QF_FP8_E4M3 && (byte & 0x7f) == 0x7f) byte = 0;
-      if (format == QF_FP8_E5M2 && (byte & 0x7f) >= 0x7c) byte = 0;
-      row[i] = byte;
-    }
+    for (int64_t i = 0; i < q.cols; ++i)
+      row[i] = has_normal ? normal[random.next() % normal.size()] : any_codes(random, format);
     if (is_packed_4bit(format) && cols % 2 != 0) row[q.cols - 1] &= 15;
   }
 }

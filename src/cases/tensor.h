@@ -109,7 +109,9 @@ struct FloatMatrix {
 void fill_floats(Tensor& tensor, Random& random, Data data, double deviation = 1.0);
 // Random codes of [rows, cols] numbers: every code that stands for a finite number, zero behind an odd row of
 // nibbles.
-void fill_codes(Tensor& tensor, Random& random, qf_format format, int64_t cols);
+void fill_codes(Tensor& tensor, Random& random, qf_format format, int64_t cols, Codes kind = Codes::all);
+// Codes of normal numbers, whose largest are 3.5 deviations; no codebook's.
+std::vector<uint8_t> normal_codes(Random& random, qf_format format, size_t bytes);
 // Positive scales between half and one and a half of `typical`; E8M0 ones are powers of two about there.
 void fill_scales(Tensor& tensor, Random& random, double typical);
 

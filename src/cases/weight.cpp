@@ -67,7 +67,7 @@ CanonicalWeight::CanonicalWeight(const WeightSpec& spec, int64_t n, int64_t k, i
 void CanonicalWeight::fill(Random& random, double magnitude) {
   if (is_plain(spec_.format)) return fill_numbers(*codes_, random, magnitude);
   const CodeRange range = code_range(spec_.format);
-  fill_codes(*codes_, random, spec_.format, k_);
+  fill_codes(*codes_, random, spec_.format, k_, spec_.codes);
   fill_scales(*scale_, random, magnitude / range.symmetric_max);
   if (is_codebook(spec_.format) && !spec_.has_e8m0_scale) flip_signs(*scale_, random);
   if (offset_) fill_offsets(*offset_, random, magnitude);

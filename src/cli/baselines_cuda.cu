@@ -4,11 +4,12 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <random>
 #include <stdexcept>
 #include <vector>
 
 #include "baselines.h"
+#include "cases/tensor.h"
+#include "core/element.h"
 #include "cuda/cublaslt.h"
 
 namespace quantfuse::cli {
@@ -24,13 +25,11 @@ void check(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-// How cuBLASLt names a product, and which bits of its 16-bit words are drawn: the data is random, because a
-// GPU draws less power, and runs faster, where the bits do not change.
+// How cuBLASLt names a product.
 struct Kind {
   const char* name;
   cudaDataType_t in, out, scale;
   cublasComputeType_t compute;
-  uint16_t drawn_bits, fixed_bits;
   bool has_block_scales = false;
 
   size_t in_bytes() const { return in == CUDA_R_16BF || in == CUDA_R_16F ? 2 : 1; }
@@ -38,38 +37,44 @@ struct Kind {
 };
 Kind kind_of(GpuNumbers numbers) {
   switch (numbers) {
-    case GpuNumbers::f16:
-      return {"cuBLASLt f16", CUDA_R_16F, CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F, 0x8bff, 0x3000};
-    case GpuNumbers::bf16:
-      return {"cuBLASLt bf16", CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 0x83ff, 0x3c00};
-    case GpuNumbers::int8:
-      return {"cuBLASLt int8", CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I, 0xffff, 0};
-    default: {  // numbers below 2
+    case GpuNumbers::f16: return {"cuBLASLt f16", CUDA_R_16F, CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
+    case GpuNumbers::bf16: return {"cuBLASLt bf16", CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F};
+    case GpuNumbers::int8: return {"cuBLASLt int8", CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I};
+    default: {
       const bool has_blocks = numbers == GpuNumbers::e4m3_blocks;
       return {has_blocks ? "cuBLASLt e4m3 blocks" : "cuBLASLt e4m3",
               CUDA_R_8F_E4M3,
               CUDA_R_16BF,
               CUDA_R_32F,
               CUBLAS_COMPUTE_32F,
-              0xbfbf,
-              0,
               has_blocks};
     }
   }
+}
+
+// Normal numbers, as those of the calls that are compared are: a GPU draws less power, and runs faster, where
+// fewer bits change.
+std::vector<uint8_t> random_data(const Kind& kind) {
+  constexpr size_t kBytes = size_t{2} << 20;
+  cases::Random random(1);
+  if (kind.in == CUDA_R_8I) return cases::normal_codes(random, QF_INT8, kBytes);
+  if (kind.in == CUDA_R_8F_E4M3) return cases::normal_codes(random, QF_FP8_E4M3, kBytes);
+  std::vector<uint8_t> bytes(kBytes);
+  for (size_t i = 0; i < kBytes; i += 2) {
+    const float number = random.normal();
+    if (kind.in == CUDA_R_16F) from_float(number, *reinterpret_cast<f16*>(&bytes[i]));
+    else from_float(number, *reinterpret_cast<bf16*>(&bytes[i]));
+  }
+  return bytes;
 }
 
 class Memory {
  public:
   explicit Memory(size_t bytes) { check(cudaMalloc(&data_, bytes)); }
   Memory(size_t bytes, const Kind& kind) : Memory(bytes) {
-    std::vector<uint16_t> words(size_t{1} << 20);
-    std::mt19937 random(1);
-    for (uint16_t& word : words) {
-      word = static_cast<uint16_t>((random() & kind.drawn_bits) | kind.fixed_bits);
-    }
-    const size_t chunk = words.size() * sizeof(uint16_t);
-    for (size_t at = 0; at < bytes; at += chunk) {
-      check(cudaMemcpy(this->at(at), words.data(), std::min(chunk, bytes - at), cudaMemcpyHostToDevice));
+    const std::vector<uint8_t> data = random_data(kind);
+    for (size_t at = 0; at < bytes; at += data.size()) {
+      check(cudaMemcpy(this->at(at), data.data(), std::min(data.size(), bytes - at), cudaMemcpyHostToDevice));
     }
   }
   Memory(size_t bytes, float value) : Memory(bytes) {

@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
 
 #include "bench.h"
@@ -86,15 +88,23 @@ std::vector<NamedContender> prepare_baselines(const Spec& spec, const Baselines&
   return prepared;
 }
 
-// The same product without its epilogue, or null where it has none.
-cases::CasePtr plain_case_of(const Spec& spec) {
+// The same product without its epilogue, where it has one, and what runs it: the row's kernel, or the best of
+// those that take it where the row's is for epilogues alone.
+struct Plain {
+  cases::CasePtr product;
+  std::string kernel;
+};
+std::optional<Plain> plain_of(const Spec& spec, qf_device device, const std::string& kernel) {
   const auto* s = std::get_if<cases::LinearSpec>(&spec);
   if (!s || s->weight.is_gated || (s->activation == QF_IDENTITY && !s->has_bias && !s->has_residual))
-    return nullptr;
+    return std::nullopt;
   cases::LinearSpec plain = *s;
   plain.activation = QF_IDENTITY;
   plain.has_bias = plain.has_residual = plain.has_residual_in_y = false;
-  return case_from_spec(plain);
+  const std::vector<std::string> accepting = accepting_kernels(plain, device);
+  if (accepting.empty()) return std::nullopt;
+  const bool takes_it = std::find(accepting.begin(), accepting.end(), kernel) != accepting.end();
+  return Plain{case_from_spec(plain), takes_it ? kernel : accepting.front()};
 }
 
 void check_status(qf_status status) {
@@ -159,8 +169,11 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
     row.copies = copies_beyond_cache(c->bytes, machine.cache_bytes);
     c->make(machine.device, /*seed=*/1, row.copies);
     const char* kernel = row.kernel.c_str();
-    const cases::CasePtr plain = plain_case_of(spec);
-    if (plain) plain->make(machine.device, /*seed=*/1, row.copies);
+    const std::optional<Plain> plain = plain_of(spec, machine.device, row.kernel);
+    if (plain) plain->product->make(machine.device, /*seed=*/1, row.copies);
+    const auto run_plain = [&](int copy, void* stream) {
+      check_status(plain->product->run(plain->kernel.c_str(), copy, stream));
+    };
     if (machine.device.type == QF_CPU) {
       size_t num_compared = 0;
       std::vector<NamedContender> others;
@@ -168,9 +181,7 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
       std::vector<Contender> contenders = {
           {[&](int copy) { check_status(c->run(kernel, copy, nullptr)); }, row.copies}};
       for (NamedContender& other : others) contenders.push_back(std::move(other.contender));
-      if (plain)
-        contenders.push_back(
-            {[&](int copy) { check_status(plain->run(kernel, copy, nullptr)); }, row.copies});
+      if (plain) contenders.push_back({[&](int copy) { run_plain(copy, nullptr); }, row.copies});
       const std::vector<Timing> timings = measure_in_turns(std::move(contenders), options.seconds);
       row.timing = timings[0];
       for (size_t i = 0; i < others.size(); ++i) {
@@ -182,12 +193,7 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
       row.timing = measure_on_gpu(
           machine.device.id, [&](int copy, void* stream) { check_status(c->run(kernel, copy, stream)); },
           row.copies, options.seconds, options.has_energy);
-      if (plain) {
-        row.plain = measure_on_gpu(
-            machine.device.id,
-            [&](int copy, void* stream) { check_status(plain->run(kernel, copy, stream)); }, row.copies,
-            options.seconds);
-      }
+      if (plain) row.plain = measure_on_gpu(machine.device.id, run_plain, row.copies, options.seconds);
       if (options.has_gpu_baselines) {
         for (const GpuNumbers numbers : gpu_numbers_of(spec)) {
           const auto baseline =

@@ -85,6 +85,7 @@ cases::WeightSpec weight_spec(const ProblemOptions& o) {
   w.has_offset = o.has_offset;
   w.has_g_idx = o.has_g_idx;
   w.is_gated = o.is_gated;
+  w.codes = cases::Codes::of_normal_numbers;
   return w;
 }
 
@@ -96,6 +97,7 @@ std::string epilogue_text(const ProblemOptions& o) {
   if (o.out_quant != "none") s += " ->" + o.out_quant;
   if (o.is_batch_invariant) s += " batch_invariant";
   if (o.has_codes) s += " codes";
+  if (o.has_x_gain) s += " normalized";
   return s;
 }
 
@@ -114,6 +116,7 @@ cases::LinearSpec linear_spec(const ProblemOptions& o) {
   s.out_mode = o.has_static_scale ? QF_SCALE_STATIC : QF_SCALE_DYNAMIC;
   s.out_group = o.out_group;
   s.is_batch_invariant = o.is_batch_invariant;
+  s.has_x_gain = o.has_x_gain;
   s.m = o.m, s.n = o.n, s.k = o.k;
   s.name = size_text(o.m, o.n, o.k) + epilogue_text(o);
   return s;
@@ -139,6 +142,7 @@ cases::ScaledMmSpec scaled_mm_spec(const ProblemOptions& o) {
   s.b_block = block_of(o, 0);
   s.has_a_zero = o.is_asymmetric;
   s.has_bias = o.has_bias;
+  s.codes = cases::Codes::of_normal_numbers;
   s.m = o.m, s.n = o.n, s.k = o.k;
   s.name = size_text(o.m, o.n, o.k) + (o.is_b_kn ? " kn" : "") + (o.has_bias ? " +bias" : "");
   return s;

@@ -35,6 +35,7 @@ struct ProblemOptions {
   bool is_ungated = false;
   bool is_batch_invariant = false;
   bool has_codes = false;  // linear: x is quantized before the call, not in it
+  bool has_x_gain = false;
 };
 
 using Spec =

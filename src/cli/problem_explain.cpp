@@ -77,13 +77,14 @@ struct Explainer {
         s.has_quantized_x ? codes_tensor(s.act_format, s.m, s.k, device) : Tensor(s.dtype, s.m, s.k, device);
     const Tensor x_scale =
         s.has_quantized_x ? block_tensor(kF32, {1, s.act_group}, s.m, s.k, device) : Tensor();
-    const Tensor bias = s.has_bias ? Tensor::vector(kF32, s.n, device) : Tensor();
+    const Tensor x_gain = s.has_x_gain ? Tensor::vector(s.dtype, s.k, device) : Tensor();
+    const Tensor bias = s.has_bias ? Tensor::vector(s.dtype, s.n, device) : Tensor();
     const Tensor residual = s.has_residual ? Tensor(s.dtype, s.m, n_out, device) : Tensor();
     const Output out(s.out_format, s.out_mode, s.out_group, s.dtype, s.m, n_out, device);
-    const qf_linear_args args = {x.get(),         x_scale.get(),       s.act_format, s.act_group,
-                                 weight.view,     bias.get(),          s.activation, residual.get(),
-                                 out.y.get(),     s.out_format,        s.out_mode,   s.out_group,
-                                 out.scale.get(), s.is_batch_invariant};
+    const qf_linear_args args = {x.get(),         x_scale.get(),        s.act_format, s.act_group,
+                                 weight.view,     bias.get(),           s.activation, residual.get(),
+                                 out.y.get(),     s.out_format,         s.out_mode,   s.out_group,
+                                 out.scale.get(), s.is_batch_invariant, x_gain.get(), /*x_eps=*/0};
     return ask(qf_linear_explain, args, call);
   }
 

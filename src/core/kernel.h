@@ -63,6 +63,7 @@ struct Kernel {
   void (*launch)(const Problem&, const Launch&);
   // Where a problem asks for it: whether the bits of a row are the same for any number of rows.
   bool is_batch_invariant = false;
+  bool normalizes_x = false;  // likewise: whether it takes an x that is yet to be normalized
 };
 
 // Static, so that each kernel file has its own: a shared copy could be one compiled for AVX-512.
@@ -82,6 +83,9 @@ Verdict verdict_on(const Kernel<Problem>& kernel, const Problem& problem, qf_dev
   if constexpr (requires { problem.batch_invariant; }) {
     if (problem.batch_invariant && !kernel.is_batch_invariant)
       return no("the bits of a row depend on the number of rows");
+  }
+  if constexpr (requires { problem.x_gain; }) {
+    if (problem.x_gain && !kernel.normalizes_x) return no("does not normalize x");
   }
   return kernel.accepts(problem);
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/threads.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "cpu/openmp.h"
 
 namespace quantfuse {
 namespace {
@@ -37,29 +37,55 @@ int default_threads() {
   return n;
 }
 
-// Whether the caller is inside an OpenMP parallel region of any runtime that is visible to us.
-bool inside_openmp_region() {
-  using InParallel = int (*)();
-  static const auto in_parallel = reinterpret_cast<InParallel>(dlsym(RTLD_DEFAULT, "omp_in_parallel"));
-  return in_parallel && in_parallel() != 0;
+struct Work {
+  threads_internal::Task task;
+  const void* context;
+  int64_t count;
+  int parts;
+
+  void run_part(int part) const {
+    inside_task = true;
+    task(context, count * part / parts, count * (part + 1) / parts);
+    inside_task = false;
+  }
+};
+
+// ---- On the threads of the OpenMP runtime ----
+//
+// The workers of a runtime spin for milliseconds behind every region of torch's, on the CPUs that workers of
+// our own would need: with both, two threads of ours decoded slower than one. So where there is a runtime, the
+// thread that spins for it takes our part. Only by a team as large as the caller's own ones: libgomp ends
+// threads that the next team has no use for, and makes them anew for the one behind it.
+bool is_team_of(const OpenMp* runtime, int threads) { return runtime && runtime->max_threads() == threads; }
+
+void run_on_team(const OpenMp& runtime, const Work& work) {
+  // A team may be smaller than asked for, and a thread of it late: parts go to whoever comes.
+  struct Shared {
+    const Work& work;
+    std::atomic<int> next{0};
+  } shared{work};
+  const auto body = [](void* data) {
+    auto& [work, next] = *static_cast<Shared*>(data);
+    for (int part; (part = next.fetch_add(1, std::memory_order_relaxed)) < work.parts;) work.run_part(part);
+  };
+  runtime.parallel(body, &shared, 0, 0);
 }
+
+// ---- On threads of our own ----
 
 class Pool {
  public:
-  // Runs task on `parts` ranges, part 0 on the calling thread. False if the pool is taken.
-  bool try_run(int64_t count, int parts, threads_internal::Task task, const void* context) {
-    std::unique_lock owner(owner_, std::try_to_lock);
-    if (!owner.owns_lock()) return false;
-    while (static_cast<int>(workers_.size()) < parts - 1) {
+  // Part 0 runs on the calling thread.
+  void run(const Work& work) {
+    while (static_cast<int>(workers_.size()) < work.parts - 1) {
       const int index = static_cast<int>(workers_.size()) + 1;
-      workers_.emplace_back([this, index, seen = round_.load()] { work(index, seen); });
+      workers_.emplace_back([this, index, seen = round_.load()] { serve(index, seen); });
     }
-    count_ = count, task_ = task, context_ = context;
-    pending_.store(parts - 1, std::memory_order_relaxed);
-    start_round(parts);
-    run_part(0, parts);
+    work_ = &work;
+    pending_.store(work.parts - 1, std::memory_order_relaxed);
+    start_round(work.parts);
+    work.run_part(0);
     for (int spins = 0; pending_.load(std::memory_order_acquire) != 0; ++spins) pause(spins);
-    return true;
   }
 
  private:
@@ -87,13 +113,7 @@ class Pool {
     }
   }
 
-  void run_part(int part, int parts) {
-    inside_task = true;
-    task_(context_, count_ * part / parts, count_ * (part + 1) / parts);
-    inside_task = false;
-  }
-
-  void work(int index, uint64_t seen) {
+  void serve(int index, uint64_t seen) {
     for (;;) {
       uint64_t round = seen;
       for (int spins = 0; spins < kSpins && (round = round_.load(std::memory_order_acquire)) == seen; ++spins)
@@ -105,35 +125,43 @@ class Pool {
       seen = round;
       const int parts = static_cast<int>(round & ((1u << kPartsBits) - 1));
       if (index < parts) {
-        run_part(index, parts);
+        work_->run_part(index);
         pending_.fetch_sub(1, std::memory_order_release);
       }
     }
   }
 
-  std::mutex owner_;
   std::vector<std::thread> workers_;
   std::mutex sleep_;
   std::condition_variable wake_;
   std::atomic<uint64_t> round_{0};
   std::atomic<int> pending_{0};
-  int64_t count_ = 0;
-  threads_internal::Task task_ = nullptr;
-  const void* context_ = nullptr;
+  const Work* work_ = nullptr;
 };
 
-// Never destroyed: a thread of the application may still be calling while the process ends.
-// After fork() the child has no workers, so it gets a pool of its own.
-Pool* pool = nullptr;
+// What divides the work of one call at a time. Never destroyed: a thread of the application may still be
+// calling while the process ends.
+struct Crew {
+  std::mutex owner;
+  Pool pool;
+  bool may_use_openmp = true;
+};
 
-Pool& the_pool() {
-  static const bool is_ready = [] {
-    pool = new Pool;
-    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
-    return true;
-  }();
-  (void)is_ready;
-  return *pool;
+// The child of a fork has none of the threads, and libgomp would wait for those that it had.
+Crew* crew = [] {
+  pthread_atfork(nullptr, nullptr, [] { (crew = new Crew)->may_use_openmp = false; });
+  return new Crew;
+}();
+
+bool try_divide(const OpenMp* runtime, const Work& work) {
+  std::unique_lock owner(crew->owner, std::try_to_lock);
+  if (!owner.owns_lock()) return false;
+  if (crew->may_use_openmp && is_team_of(runtime, num_threads())) {
+    run_on_team(*runtime, work);
+  } else {
+    crew->pool.run(work);
+  }
+  return true;
 }
 
 }  // namespace
@@ -147,14 +175,16 @@ void set_num_threads(int n) {
   if (n < 0 || n > 1024)
     fail_argument("set_num_threads: num_threads is " + std::to_string(n) + ", expected 0 to 1024");
   requested_threads.store(n, std::memory_order_relaxed);
+  find_openmp();
 }
 
 void threads_internal::run(int64_t count, int64_t grain, Task task, const void* context) {
   if (count <= 0) return;
   const int64_t parts = std::min<int64_t>(num_threads(), (count + grain - 1) / std::max<int64_t>(grain, 1));
-  if (parts > 1 && !inside_task && !inside_openmp_region() &&
-      the_pool().try_run(count, static_cast<int>(parts), task, context)) {
-    return;
+  if (parts > 1 && !inside_task) {
+    const OpenMp* runtime = openmp();
+    const bool is_inside_region = runtime && runtime->in_parallel() != 0;
+    if (!is_inside_region && try_divide(runtime, {task, context, count, static_cast<int>(parts)})) return;
   }
   task(context, 0, count);
 }

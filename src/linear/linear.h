@@ -2,7 +2,8 @@
 //
 // y = quantize( act( sum_k x[m,k] * w[n,k] + bias[n] ) [* up] + residual ), w = (q - zero) * scale + offset
 //
-// Where act_format is given, x is first quantized per row or per row and group of columns, or comes so.
+// Where act_format is given, x is first quantized per row or per row and group of columns, or comes so; where
+// x_gain is, x is first x * x_gain / sqrt(sum_k x^2 / k + x_eps).
 #pragma once
 
 #include "core/kernel.h"
@@ -21,6 +22,8 @@ struct Problem {
   Matrix x_scale;        // [m, ceil(k / act_group)] f32; present where x holds codes
   qf_format act_format;  // NONE: x as it is
   int64_t act_group;     // resolved; k for a whole row
+  Vector x_gain;         // [k] floats; optional
+  double x_eps;
   Weight weight;
   Vector bias;  // [n] floats; optional
   qf_activation activation;

@@ -232,14 +232,16 @@ Algorithm algorithm_for(const Problem& problem, const Product& p, const Descript
 
 // ---- The host's side ----
 
-// In the workspace, behind what launch_canonical() has.
-struct Places {
-  int64_t sums, scratch, total_bytes;
-};
-Places places_of(const Problem& p) {
-  const int64_t sums = linear::plan_canonical(p).total_bytes;
-  const int64_t sums_bytes = linear::has_cublaslt_epilogue(p) ? 0 : round_up(p.m * sums_stride(p) * 4, 256);
-  return {sums, sums + sums_bytes, sums + sums_bytes + static_cast<int64_t>(kScratchBytes)};
+// In the workspace, behind what launch_canonical() has: the sums, and cuBLASLt's scratch memory, which it
+// wants at a multiple of 256 bytes. A workspace begins at one of 64, so that some bytes may be left out.
+constexpr int64_t kAlignment = 256;
+
+int64_t sums_bytes(const Problem& p) {
+  return linear::has_cublaslt_epilogue(p) ? 0 : round_up(p.m * sums_stride(p) * 4, kAlignment);
+}
+char* own_workspace(const Problem& p, const Launch& launch) {
+  const auto workspace = reinterpret_cast<int64_t>(launch.workspace);
+  return reinterpret_cast<char*>(round_up(workspace + linear::plan_canonical(p).total_bytes, kAlignment));
 }
 
 Verdict accepts(const Problem& p) {
@@ -258,13 +260,15 @@ Verdict accepts(const Problem& p) {
   return Requirements().require(algorithm.exists, "cuBLASLt has no kernel for this product");
 }
 
-size_t workspace_bytes(const Problem& p) { return static_cast<size_t>(places_of(p).total_bytes); }
+size_t workspace_bytes(const Problem& p) {
+  return static_cast<size_t>(linear::plan_canonical(p).total_bytes + kAlignment + sums_bytes(p)) +
+         kScratchBytes;
+}
 
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
-    const Places places = places_of(p);
-    char* workspace = static_cast<char*>(launch.workspace);
-    auto* sums = reinterpret_cast<float*>(workspace + places.sums);
+    char* workspace = own_workspace(p, launch);
+    auto* sums = reinterpret_cast<float*>(workspace);
     const Product product(p, sums);
     const Description description(product);
     const Algorithm algorithm = algorithm_for(p, product, description);
@@ -272,7 +276,7 @@ void launch(const Problem& problem, const Launch& launch) {
     check(cublaslt()->matmul(handle_of(p.device.id), description.matmul.get(), &one, product.w.data,
                              description.w.get(), product.x.data, description.x.get(), &of_c, product.c.data,
                              description.c.get(), product.d.data, description.d.get(), &algorithm.algorithm,
-                             workspace + places.scratch, kScratchBytes,
+                             workspace + sums_bytes(p), kScratchBytes,
                              static_cast<cudaStream_t>(launch.stream)),
           "cublasLtMatmul");
     if (linear::has_cublaslt_epilogue(p)) return;

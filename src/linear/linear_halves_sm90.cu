@@ -15,7 +15,11 @@ using linear::Problem;
 using product::Product;
 namespace {
 
-constexpr int64_t kMinTokens = 65;
+// Of 8 or fewer the weight is the traffic, which linear_rows_sm75 reads once as well.
+constexpr int64_t kMinTokens = 9;
+// A pair of blocks makes 256 tokens: up to 128 one of the two has none. There cuBLASLt and a second kernel
+// took 45 us for SiLU, and this one 53; for 256 tokens 58 and 54 (n = 16384, k = 4096, on an H200).
+constexpr int64_t kMinTokensBesideCublaslt = 129;
 
 template <class T>
 struct Halves {
@@ -49,8 +53,10 @@ Product byte_product(const Problem& p) {
 
 Verdict accepts(const Problem& p) {
   const bool is_half = p.x.dtype == DType::f16 || p.x.dtype == DType::bf16;
-  // Asked for plain weights alone: it loads the library.
-  const bool is_cublaslts = is_plain(p.weight.format) && !p.batch_invariant && linear::cublaslt_writes_y(p);
+  // Of the library asked for plain weights alone: it is loaded then.
+  const bool is_cublaslts = is_plain(p.weight.format) && !p.batch_invariant &&
+                            (p.m < kMinTokensBesideCublaslt || linear::has_cublaslt_epilogue(p)) &&
+                            linear::has_cublaslt();
   Requirements requirements =
       Requirements()
           .require(is_plain(p.weight.format), "the weight is quantized")
@@ -58,8 +64,8 @@ Verdict accepts(const Problem& p) {
                    "reads the canonical weight, and only the packed one is given")
           .require(is_half && p.x.dtype == p.weight.codes.dtype,
                    "x and the weight are not both FP16 or both BF16")
-          .require(p.m >= kMinTokens || p.batch_invariant, "m is at most 64: the weight is the traffic")
-          .require(!is_cublaslts, "cuBLASLt has this epilogue")
+          .require(p.m >= kMinTokens || p.batch_invariant, "m is at most 8: the weight is the traffic")
+          .require(!is_cublaslts, "cuBLASLt has this epilogue, or m is at most 128")
           .require(p.m < 1 << 30 && p.n < 1 << 30 && p.k < 1 << 29, "m, n or k is too large")
           .require(p.k > 0, "k is 0")
           .require(has_boxes(p.x) && has_boxes(p.weight.codes),

@@ -36,6 +36,12 @@ std::vector<double> input_row(const Problem& p, int64_t r) {
       for (int64_t k = k0; k < k1; ++k) x[k] = float_at(row, p.x.dtype, k);
     }
   }
+  if (p.x_gain) {
+    double squares = 0;
+    for (const double v : x) squares += v * v;
+    const double inverse = 1 / std::sqrt(squares / static_cast<double>(p.k) + p.x_eps);
+    for (int64_t k = 0; k < p.k; ++k) x[k] *= inverse * float_at(p.x_gain, k);
+  }
   return x;
 }
 
@@ -89,6 +95,7 @@ extern const Kernel<Problem> entry = {"linear_ref",
                                       accepts,
                                       no_workspace<Problem>,
                                       launch,
-                                      /*is_batch_invariant=*/true};
+                                      /*is_batch_invariant=*/true,
+                                      /*normalizes_x=*/true};
 
 }  // namespace quantfuse::linear_ref

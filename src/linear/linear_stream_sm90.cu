@@ -19,6 +19,9 @@
 // the sum to one rank, whose producer warp, done by then, adds the ranks' in rank order (through distributed
 // shared memory): no atomics, and the same bits on every run.
 //
+// An x that is yet to be normalized gets its gain before it becomes limbs, while its squares are added up;
+// the factor that is common to a token's columns commutes with the product and is left to the epilogue.
+//
 // The kernel before may still be running: the producer fills the ring, which depends on nothing, while
 // everyone else waits for it to end. Blocks of half an SM leave room for those of the next kernel, whose
 // rings then fill while this one drains.
@@ -31,6 +34,7 @@
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dependent_launch.h"
 #include "cuda/ptx/logic.h"
+#include "cuda/ptx/matrix.h"
 #include "cuda/ptx/mma_int8.h"
 #include "linear/linear_canonical.h"
 #include "linear/strip_share.h"
@@ -45,7 +49,7 @@ namespace {
 
 constexpr int kMaxTokens = 2, kMaxCluster = 8;
 constexpr int kConsumerWarps = 8, kProducerWarp = kConsumerWarps;  // and one for the epilogue
-constexpr int kThreads = 32 * (kConsumerWarps + 2);
+constexpr int kConsumerThreads = 32 * kConsumerWarps, kThreads = kConsumerThreads + 2 * 32;
 // A unit is a stage of the ring: 2 KB of codes and their scales for each warp, whatever the format.
 constexpr int tiles_per_warp(int bits) { return 8 / bits; }
 constexpr int unit_tiles(int bits) { return kConsumerWarps * tiles_per_warp(bits); }
@@ -77,6 +81,7 @@ struct Sizes {
   int cluster = 0;                   // blocks that split k
   int stages = 0;                    // of the ring
   int inbox_slots = 0;               // strips whose sum a block makes for its cluster, at most; 0 without one
+  bool has_squares = false;          // of an x that is yet to be normalized, and all in this block
 };
 
 struct Params : Sizes {
@@ -95,7 +100,8 @@ struct Smem {
     x = p.stages * unit_bytes;
     parts = x + (p.tiles + p.cluster - 1) / p.cluster * x_tile_bytes;
     inbox = parts + kPartBuffers * kConsumerWarps * part_floats * 4;
-    full = (inbox + p.inbox_slots * p.cluster * part_floats * 4 + 15) / 16 * 16;
+    squares = inbox + p.inbox_slots * p.cluster * part_floats * 4;
+    full = (squares + (p.has_squares ? m * kConsumerThreads * 4 : 0) + 15) / 16 * 16;
     empty = full + p.stages * 8;
     parts_full = empty + p.stages * 8;
     parts_empty = parts_full + kPartBuffers * 8;
@@ -104,7 +110,7 @@ struct Smem {
   }
   int m;  // as p.m, but known to the compiler where it can be
   int unit_bytes, x_tile_bytes, part_floats;
-  int x, parts, inbox, full, empty, parts_full, parts_empty, inbox_full;  // offsets
+  int x, parts, inbox, squares, full, empty, parts_full, parts_empty, inbox_full;  // offsets
   int bytes;
 };
 
@@ -181,6 +187,98 @@ __device__ Places first_places(const XLimbs& limbs, uint32_t base, int warp, int
           x - swap,
           limbs.factors(warp),
           limbs.sums(warp) + q * 8};
+}
+
+// A sum, and the squares of the two numbers of a word.
+template <class Sum>
+__device__ __forceinline__ Sum add_squares(uint32_t word, Sum sum) {
+  const float2 two = linear::as_floats(word, bf16{});
+  const auto a = static_cast<Sum>(two.x), b = static_cast<Sum>(two.y);
+  return fma(a, a, fma(b, b, sum));
+}
+template <class Sum>
+__device__ __forceinline__ Sum sum_over_warp(Sum sum) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+  return sum;
+}
+
+// The gain of the columns that a lane of fetch_x copies: of its first tiles fetched while x is under way.
+struct Gain {
+  static constexpr int kEarly = 2, kStep = 2 * kConsumerWarps;
+  const Vector& gain;  // bf16
+  const int first_column, first;
+  uint4 early[kEarly];
+
+  __device__ Gain(const Vector& of_all, int column, int warp, int lane)
+      : gain(of_all),
+        first_column(column + lane % 16 * 8),
+        first(warp + lane / 16 * kConsumerWarps),
+        early() {
+    if (!gain) return;
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) early[i] = of_tile(first + i * kStep);
+  }
+  __device__ uint4 of_tile(int tile) const {
+    const int column = first_column + tile * StripLayout::kCols;
+    return column < gain.size ? __ldcg(reinterpret_cast<const uint4*>(gain.as<uint16_t>() + column))
+                              : uint4{};
+  }
+  // Rounds x times the gain to x's type, where fetch_x brought it, and adds up the squares of x.
+  template <int kTokens>
+  __device__ void apply(const XLimbs& limbs, int lane, float (&squares)[kTokens]) const {
+#pragma unroll
+    for (float& sum : squares) sum = 0;
+    for (int tile = first; tile < limbs.tiles; tile += kStep) {
+      const uint4 g = tile == first ? early[0] : tile == first + kStep ? early[1] : of_tile(tile);
+#pragma unroll
+      for (int token = 0; token < kTokens; ++token) {
+        const uint32_t at = limbs.tile(tile) + token * XLimbs::kTokenBytes + lane % 16 * 16;
+        const uint4 v = ptx::load_shared16(at);
+        ptx::store_shared16(at, {product(v.x, g.x), product(v.y, g.y), product(v.z, g.z), product(v.w, g.w)});
+        for (const uint32_t word : {v.x, v.y, v.z, v.w}) squares[token] = add_squares(word, squares[token]);
+      }
+    }
+    __syncwarp();
+  }
+  __device__ static uint32_t product(uint32_t a, uint32_t b) {
+    const float2 x = linear::as_floats(a, bf16{}), y = linear::as_floats(b, bf16{});
+    return ptx::pack_two(x.x * y.x, x.y * y.y, /*is_bf16=*/true);
+  }
+};
+
+// The sum of the squares of a token, by a warp: of numbers in memory.
+template <class Sum>
+__device__ Sum sum_of_squares(const Matrix& x, bool is_aligned, int token, int lane) {
+  const auto* row = x.row<const uint16_t>(token);
+  const int columns = static_cast<int>(x.cols), whole = is_aligned ? columns / 8 * 8 : 0;
+  Sum sum = 0;
+#pragma unroll 4
+  for (int i = lane * 8; i < whole; i += 256) {
+    const uint4 v = __ldcg(reinterpret_cast<const uint4*>(row + i));
+    for (const uint32_t word : {v.x, v.y, v.z, v.w}) sum = add_squares(word, sum);
+  }
+  for (int i = whole + lane; i < columns; i += 32) sum = add_squares(uint32_t{__ldcg(row + i)}, sum);
+  return sum_over_warp(sum);
+}
+
+// 1 / sqrt(mean of x^2 + eps), by a warp. Squares of numbers beyond 2^64 overflow float32 and those of
+// numbers below 2^-63 vanish in it.
+__device__ float inverse_rms(const Params& p, const Smem& smem, const char* shared, int token, int lane) {
+  const Matrix& x = p.problem.x;
+  float sum = 0;
+  if (p.has_squares) {
+    const auto* squares = reinterpret_cast<const float*>(shared + smem.squares) + token * kConsumerThreads;
+#pragma unroll
+    for (int i = 0; i < kConsumerWarps; ++i) sum += squares[i * 32 + lane];
+    sum = sum_over_warp(sum);
+  } else {
+    sum = sum_of_squares<float>(x, p.is_x_aligned, token, lane);
+  }
+  const float mean = sum / static_cast<float>(x.cols) + static_cast<float>(p.problem.x_eps);
+  if (sum <= 0x1p127f && mean >= 0x1p-100f) return rsqrtf(mean);
+  const double exact = sum_of_squares<double>(x, p.is_x_aligned, token, lane);
+  return static_cast<float>(1 / sqrt(exact / static_cast<double>(x.cols) + p.problem.x_eps));
 }
 
 // The sums of tokens that do not exist.
@@ -371,6 +469,14 @@ __device__ void store_strips(const Params& p, const Smem& smem, const StripShare
   const int row = lane % 16, num_parts = is_alone ? kConsumerWarps : p.cluster;
   const uint32_t barriers = base + (is_alone ? smem.parts_full : smem.inbox_full);
   const auto* parts = reinterpret_cast<const float*>(shared + (is_alone ? smem.parts : smem.inbox)) + row;
+  float factor = 1;  // of the lane's token
+  if (problem.x_gain) {
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+      const float of_token = inverse_rms(p, smem, shared, token, lane);
+      if (token == lane / 16 || kTokens == 1) factor = of_token;
+    }
+  }
   Cursor part;
   for (int strip = share.first_strip + share.rank * share.strip_step; strip < p.strips;
        strip += p.cluster * share.strip_step) {
@@ -384,7 +490,8 @@ __device__ void store_strips(const Params& p, const Smem& smem, const StripShare
     float sums[kPairs], ups[kPairs];
 #pragma unroll
     for (int i = 0; i < kPairs; ++i)
-      sums[i] = sum_of_parts(of_strip + min(at.row(i), smem.m - 1) * kPartRow, num_parts, smem.part_floats);
+      sums[i] = factor *
+                sum_of_parts(of_strip + min(at.row(i), smem.m - 1) * kPartRow, num_parts, smem.part_floats);
     __syncwarp();
     if (is_alone && lane == 0) ptx::barrier_arrive(base + smem.parts_empty + 8 * part.at);
     part.advance(is_alone ? kPartBuffers : p.inbox_slots);
@@ -411,8 +518,17 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Pa
     const Matrix& x = p.problem.x;
     const int first_column = share.first_tile * StripLayout::kCols;
     linear::fetch_x<kConsumerWarps>(x, first_column, p.is_x_aligned, limbs, warp, lane);
+    const Gain gain(p.problem.x_gain, first_column, warp, lane);
     ptx::wait_copies();
     __syncwarp();
+    if (p.problem.x_gain) {
+      float squares[kTokens];
+      gain.apply(limbs, lane, squares);
+      auto* to = reinterpret_cast<float*>(shared + smem.squares) + threadIdx.x;
+#pragma unroll
+      for (int token = 0; token < kTokens && p.has_squares; ++token)
+        to[token * kConsumerThreads] = squares[token];
+    }
     if (x.dtype == DType::bf16) linear::convert_x<kConsumerWarps, F, bf16>(limbs, warp, lane);
     else linear::convert_x<kConsumerWarps, F, f16>(limbs, warp, lane);
     ptx::named_barrier_sync(kReady, kThreads);
@@ -461,6 +577,7 @@ Plan plan_for(const Problem& p, int cluster, int64_t budget) {
   if (ceil_div(w.tiles, cluster) * p.m * XLimbs::kTokenBytes > budget || slots * cluster > budget) return {};
   Plan plan;
   plan.m = static_cast<int>(p.m), plan.cluster = cluster, plan.inbox_slots = static_cast<int>(slots);
+  plan.has_squares = p.x_gain && cluster == 1;
   plan.strips = static_cast<int>(w.strips), plan.tiles = static_cast<int>(w.tiles);
   plan.grid = static_cast<int>(clusters * cluster);
   const auto bytes = [&](int64_t stages) {
@@ -492,12 +609,20 @@ Plan make_plan(const Problem& p) {
   return {};
 }
 
+// Not f16, which the gain may overflow before x is normalized.
+bool takes_gain(const Problem& p) {
+  return p.x.dtype == DType::bf16 && p.x_gain.dtype == DType::bf16 && p.k % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(p.x_gain.data) % 16 == 0;
+}
+
 Verdict accepts(const Problem& p) {
   const Verdict v = Requirements()
                         .require(p.strips.is_there, "the weight is not packed (qf_weight_pack)")
                         .require(is_integer(p.weight.format), "the weight is not int4 or int8")
                         .require(!p.has_act_quant(), "x is quantized or to be quantized")
                         .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "x is not f16 or bf16")
+                        .require(!p.x_gain || takes_gain(p),
+                                 "x or x_gain is not bf16, or x_gain or k not a multiple of 16 bytes")
                         .require(p.m <= kMaxTokens, "m is more than 2");
   if (!v) return v;
   return Requirements().require(make_plan(p).stages > 0,
@@ -534,7 +659,9 @@ void launch(const Problem& problem, const Launch& launch) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_stream_sm90", Target::sm90, accepts,
-                                      linear::canonical_workspace_bytes, launch};
+extern const Kernel<Problem> entry = {
+    "linear_stream_sm90",         Target::sm90, accepts, linear::canonical_workspace_bytes, launch,
+    /*is_batch_invariant=*/false,
+    /*normalizes_x=*/true};
 
 }  // namespace quantfuse::linear_stream_sm90

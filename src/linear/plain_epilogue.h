@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which epilogues of a weight that is not quantized cuBLASLt has.
+// Whether there is a cuBLASLt, and which epilogues of a weight that is not quantized it has.
 #pragma once
 
 #include "cuda/cublaslt.h"
@@ -9,20 +9,21 @@
 namespace quantfuse::linear {
 
 // A bias, ReLU, the tanh form of GELU, a residual without an activation, all of x's type; or y in float32
-// with nothing to it.
+// with nothing to it. A bias is read 16 bytes at a time, and the heuristic is not asked whether it may be.
 inline bool has_cublaslt_epilogue(const Problem& p) {
   const DType y = p.out.y.dtype;
   const bool has_activation = p.activation != QF_IDENTITY;
   if (p.out.is_quantized() || p.weight.is_gated) return false;
   if (y != p.x.dtype) return y == DType::f32 && !has_activation && !p.bias && !p.residual;
-  return (!p.bias || p.bias.dtype == y) && (!p.residual || (p.residual.dtype == y && !has_activation)) &&
+  const bool is_bias_aligned = reinterpret_cast<uint64_t>(p.bias.data) % 16 == 0;
+  return (!p.bias || (p.bias.dtype == y && is_bias_aligned)) &&
+         (!p.residual || (p.residual.dtype == y && !has_activation)) &&
          (!has_activation || p.activation == QF_RELU || p.activation == QF_GELU_TANH);
 }
 
-// Whether there is a cuBLASLt that needs no second kernel.
-inline bool cublaslt_writes_y([[maybe_unused]] const Problem& p) {
+inline bool has_cublaslt() {
 #if defined(QF_HAS_CUBLASLT_HEADER)
-  return cublaslt() != nullptr && has_cublaslt_epilogue(p);
+  return cublaslt() != nullptr;
 #else
   return false;
 #endif

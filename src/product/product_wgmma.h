@@ -12,8 +12,8 @@
 // rows to both. Blocks stay and take tile after tile. A warpgroup that has finished its part of a tile writes
 // it out while the other one still multiplies: the ring lets them be a few stages apart.
 //
-// Sums that are promoted (wgmma_numbers.h) are those of 128 products, added to totals in float32, scaled
-// where the operands are scaled by blocks.
+// Sums that are promoted (wgmma_numbers.h) are those of 256 products, added to totals in float32; where the
+// operands are scaled by blocks, of 128, and scaled.
 //
 // Of a gated weight a tile has 8 gate rows and their 8 up rows in turn, so that a thread has both.
 //
@@ -48,6 +48,11 @@ constexpr int kTurn = 1;                             // first of their named bar
 constexpr int kPair = 2;                             // blocks of a cluster
 constexpr int kWarpTokens = 16, kBoxRowBytes = 128;  // of a box of y, as a warp stores it
 
+// Blocks of k whose sums are promoted at once. To add every single one to the totals costs 8% of the speed:
+// the totals' registers are read and written as often as two wgmma do.
+template <Scaling kScaling>
+inline constexpr int kPromotedBlocks = kScaling == Scaling::blocks ? 1 : 2;
+
 template <int kCols_>
 struct Shape {
   static constexpr int kCols = kCols_;
@@ -67,17 +72,18 @@ struct Shape {
 
 // What the kernel is given.
 struct TileProblem {
-  CUtensorMap x, w, y, residual;  // y and residual: where they are copied by boxes
+  CUtensorMap x, w, y;  // y: where it is copied by boxes
   int64_t m, n_out;
   int32_t token_blocks, col_blocks, k_blocks;  // tiles; of tokens, those of a pair of blocks
   const float* x_scale;                        // of token t and block b: x_scale[t * x_stride + b]; null: 1
   const float* w_scale;  // of row r and block b: w_scale[r / w_block_rows * w_stride + b]; null: 1
   int64_t x_stride, w_stride;
   int32_t w_block_rows;
-  bool is_gated, has_residual;
+  bool is_gated;
   qf_activation activation;
-  Vector bias;  // [n]
-  Matrix out;   // i32, f32, f16 or bf16, or codes
+  Vector bias;      // [n]
+  Matrix residual;  // of y's type, f16 or bf16
+  Matrix out;       // i32, f32, f16 or bf16, or codes
   qf_format out_format;
   bool has_dynamic_scale;  // of codes: written for each token and 128 columns, or one that is read
   float* out_scale;
@@ -105,7 +111,7 @@ __device__ TilePlace tile_at(const TileProblem& p, int index, int rank) {
 
 template <class S>
 struct Smem {
-  uint32_t ring, staged, factors, scales, full, empty, factors_full, factors_empty, residual;
+  uint32_t ring, staged, factors, scales, full, empty, factors_full, factors_empty;
   __device__ explicit Smem(const char* shared) {
     ring = ptx::shared_address(shared);
     staged = ring + S::kStages * S::kStageBytes;
@@ -115,13 +121,12 @@ struct Smem {
     empty = full + 8 * S::kStages;
     factors_full = empty + 8 * S::kStages;
     factors_empty = factors_full + 16;
-    residual = factors_empty + 16;
   }
   __device__ uint32_t x_at(int stage) const { return ring + stage * S::kStageBytes; }
   __device__ uint32_t weight_at(int stage) const { return x_at(stage) + S::kXBytes; }
   __device__ uint32_t scales_at(int stage) const { return scales + stage * S::kScaleBytes; }
   static constexpr int kBytes = S::kStages * (S::kStageBytes + S::kScaleBytes) + S::kStagedBytes +
-                                2 * S::kFactorBytes + 16 * S::kStages + 32 + kConsumers * 4 * 8;
+                                2 * S::kFactorBytes + 16 * S::kStages + 32;
 };
 
 // Which of all tiles are this block's.
@@ -254,8 +259,7 @@ struct BlockScales {
 template <class S, class N, Scaling kScaling>
 struct Consumer {
   using Total = std::conditional_t<kPromotes<N, kScaling>, float, typename N::Sum>;
-  int group, warp, lane;     // the warpgroup, its warp, and the warp's lane
-  uint32_t residual_parity;  // of the warp's barrier
+  int group, warp, lane;  // the warpgroup, its warp, and the warp's lane
   Total totals[S::kSums];
 
   // Of the tile's tokens, the first that this thread has; the other one is 8 further on.
@@ -287,44 +291,55 @@ struct Consumer {
     ring.give_back(before, lane);
   }
 
-  // Beside the totals there is room for the sums of half of the columns. The two warpgroups take turns: one
-  // has the tensor cores for these while the other adds its last ones to the totals.
   __device__ __forceinline__ void multiply_promoting(Ring<S>& ring, int count) {
-    constexpr int kPartCols = 128, kParts = S::kCols / kPartCols, kPartSums = kPartCols / 2;
-    BlockScales<S> scales = {};
+    constexpr int kRun = kPromotedBlocks<kScaling>;
 #pragma unroll
     for (float& total : totals) total = 0.0f;
 #pragma unroll 1
-    for (int k = 0; k < count; ++k) {
-      const int stage = ring.take();
-      const uint32_t x = ring.smem.x_at(stage) + group * kGroupTokens * kBlockK,
-                     w = ring.smem.weight_at(stage);
-      if constexpr (kScaling == Scaling::blocks) load_scales(ring.smem.scales_at(stage), scales);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        typename N::Sum sums[kPartSums];
-        ptx::named_barrier_sync(kTurn + group, 128 * kConsumers);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
-          N::multiply(sums, ptx::swizzled_rows(x, step),
-                      ptx::swizzled_rows(w + part * kPartCols * kBlockK, step), step);
-        }
-        ptx::wgmma_commit();
-        ptx::named_barrier_arrive(kTurn + (group ^ 1), 128 * kConsumers);
-        ptx::wgmma_wait<0>();
-        if (part == kParts - 1) ring.give_back(stage, lane);
+    for (int k = 0; k + kRun <= count; k += kRun) promote<kRun>(ring);
+    if (kRun > 1 && count % kRun != 0) promote<1>(ring);
+  }
 
-        float scale[2][2];  // [columns, or gate and up][token]
+  // Adds kRun stages to the totals, beside which there is room for the sums of half of the columns. The two
+  // warpgroups take turns: one has the tensor cores for these while the other adds its last ones.
+  template <int kRun>
+  __device__ __forceinline__ void promote(Ring<S>& ring) {
+    constexpr int kPartCols = 128, kParts = S::kCols / kPartCols, kPartSums = kPartCols / 2;
+    int stages[kRun];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = scales.x[i % 2] * scales.w[part][i / 2];
+    for (int& stage : stages) stage = ring.take();
+    BlockScales<S> scales = {};
+    if constexpr (kScaling == Scaling::blocks) load_scales(ring.smem.scales_at(stages[0]), scales);
 #pragma unroll
-        for (int i = 0; i < kPartSums; ++i) {
-          float& total = totals[part * kPartSums + i];
-          const float sum = static_cast<float>(sums[i]);
-          if constexpr (kScaling == Scaling::whole) total += sum;
-          else total = fmaf(sum, scale[i / 4 % 2][i / 2 % 2], total);
-        }
+    for (int part = 0; part < kParts; ++part) {
+      typename N::Sum sums[kPartSums];
+      ptx::named_barrier_sync(kTurn + group, 128 * kConsumers);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const uint32_t x = ring.smem.x_at(stages[i]) + group * kGroupTokens * kBlockK,
+                       w = ring.smem.weight_at(stages[i]) + part * kPartCols * kBlockK;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+          N::multiply(sums, ptx::swizzled_rows(x, step), ptx::swizzled_rows(w, step), i + step);
+      }
+      ptx::wgmma_commit();
+      ptx::named_barrier_arrive(kTurn + (group ^ 1), 128 * kConsumers);
+      ptx::wgmma_wait<0>();
+      if (part == kParts - 1) {
+#pragma unroll
+        for (const int stage : stages) ring.give_back(stage, lane);
+      }
+
+      float scale[2][2];  // [columns, or gate and up][token]
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = scales.x[i % 2] * scales.w[part][i / 2];
+#pragma unroll
+      for (int i = 0; i < kPartSums; ++i) {
+        float& total = totals[part * kPartSums + i];
+        const float sum = static_cast<float>(sums[i]);
+        if constexpr (kScaling == Scaling::whole) total += sum;
+        else total = fmaf(sum, scale[i / 4 % 2][i / 2 % 2], total);
       }
     }
   }
@@ -372,6 +387,8 @@ struct Finisher {
   const TilePlace tile;
   const uint32_t factors;  // the tile's, in shared memory
   using Values = float[S::kSums];
+  static constexpr int kBoxCols = 64;          // of 16 bits
+  using BoxWords = uint32_t[kBoxCols / 8][2];  // [unit][token]: a thread's two columns
 
   __device__ int out_cols() const { return p.is_gated ? S::kCols / 2 : S::kCols; }
   __device__ int first_token() const { return tile.token_block * S::kTokens + consumer.first_token(); }
@@ -424,60 +441,69 @@ struct Finisher {
     }
   }
 
-  // y of 16 bits, 64 columns at a time.
+  // y of 16 bits, 64 columns at a time. Everything is done before the warp waits for the box to be read: the
+  // tensor cores have nothing to do meanwhile.
   template <Act kAct, bool kIsGated, bool kHasResidual>
   __device__ __forceinline__ void store_halves() const {
-    constexpr int kBoxCols = 64, kOutCols = kIsGated ? S::kCols / 2 : S::kCols;
+    constexpr int kOutCols = kIsGated ? S::kCols / 2 : S::kCols;
     const Activate<kAct> activate(p.activation);
     const bool is_bf16 = p.out.dtype == DType::bf16;
     const int lane = consumer.lane;
     float token_scale[2];
     load_token_scales(token_scale);
+    BoxWords residual;
+    if constexpr (kHasResidual) load_residual(0, residual);
 #pragma unroll
     for (int first = 0; first < kOutCols; first += kBoxCols) {
+      float v[kBoxCols / 8][4];
+#pragma unroll
+      for (int unit = 0; unit < kBoxCols / 8; ++unit)
+        finish_unit<kAct, kIsGated>(first / 8 + unit, activate, token_scale, v[unit]);
+      BoxWords words;
+      if (is_bf16) pack<kHasResidual, true>(v, residual, words);
+      else pack<kHasResidual, false>(v, residual, words);
+      if (kHasResidual && first + kBoxCols < kOutCols) load_residual(first + kBoxCols, residual);
       const uint32_t to = wait_for_box();
-      if constexpr (kHasResidual) load_residual(to, first_col() + first);
 #pragma unroll
       for (int unit = 0; unit < kBoxCols / 8; unit += 2) {
-        const uint32_t at = to + piece(lane % 16, unit + lane / 16);
-        uint32_t words[4];
-        if constexpr (kHasResidual) ptx::load_matrices(words, at);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float v[4];
-          finish_unit<kAct, kIsGated>(first / 8 + unit + i, activate, token_scale, v);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            uint32_t& word = words[2 * i + half];
-            if constexpr (kHasResidual) {
-              const float2 more = ptx::unpack_two(word, is_bf16);
-              v[2 * half] += more.x, v[2 * half + 1] += more.y;
-            }
-            word = ptx::pack_two(v[2 * half], v[2 * half + 1], is_bf16);
-          }
-        }
-        ptx::store_matrices(at, words);
+        const uint32_t of_units[4] = {words[unit][0], words[unit][1], words[unit + 1][0], words[unit + 1][1]};
+        ptx::store_matrices(to + piece(lane % 16, unit + lane / 16), of_units);
       }
       store_box(to, first_col() + first);
     }
   }
-  __device__ __forceinline__ void load_residual(uint32_t to, int column) const {
-    const uint32_t barrier = smem.residual + (consumer.group * 4 + consumer.warp) * 8;
-    if (consumer.lane == 0) {
-      ptx::barrier_expect(barrier, S::kBoxBytes);
-      ptx::box_copy(to, p.residual, column, first_token(), barrier);
+  template <bool kHasResidual, bool kIsBf16>
+  __device__ __forceinline__ static void pack(const float (&v)[kBoxCols / 8][4], const BoxWords& residual,
+                                              BoxWords& words) {
+#pragma unroll
+    for (int i = 0; i < kBoxCols / 4; ++i) {
+      const float* two = v[i / 2] + i % 2 * 2;
+      float2 more = {};
+      if constexpr (kHasResidual) more = ptx::unpack_two(residual[i / 2][i % 2], kIsBf16);
+      words[i / 2][i % 2] = ptx::pack_two(two[0] + more.x, two[1] + more.y, kIsBf16);
     }
-    ptx::barrier_wait(barrier, consumer.residual_parity);
-    consumer.residual_parity ^= 1;
+  }
+  // By the threads that add it, a box ahead: copies to shared memory would have to wait for each other.
+  __device__ __forceinline__ void load_residual(int first, BoxWords& words) const {
+    const int64_t column = first_col() + first + consumer.lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kBoxCols / 4; ++i) {
+      const int64_t token = first_token() + i % 2 * 8, col = column + i / 2 * 8;
+      words[i / 2][i % 2] = 0;
+      if (token >= p.m || col >= p.n_out) continue;
+      const uint16_t* from = p.residual.row<uint16_t>(token) + col;
+      words[i / 2][i % 2] =
+          col + 1 < p.n_out ? __ldcg(reinterpret_cast<const uint32_t*>(from)) : uint32_t{__ldcg(from)};
+    }
   }
 
   // y of codes, 128 columns at a time: with a static scale, or with one for each token and these columns.
   template <qf_format kFormat>
   __device__ __forceinline__ void store_codes(const Values& v) const {
-    constexpr int kBoxCols = 128;
+    constexpr int kCodes = 128;  // of a box
     const int lane = consumer.lane;
 #pragma unroll
-    for (int first = 0; first < S::kCols; first += kBoxCols) {
+    for (int first = 0; first < S::kCols; first += kCodes) {
       if (first >= out_cols()) break;
       const uint32_t to = wait_for_box();
 #pragma unroll
@@ -486,7 +512,7 @@ struct Finisher {
         const float inverse =
             1.0f / (p.has_dynamic_scale ? choose_scale<kFormat>(values, half, first) : *p.out_scale);
 #pragma unroll
-        for (int unit = 0; unit < kBoxCols / 8; ++unit) {
+        for (int unit = 0; unit < kCodes / 8; ++unit) {
           const uint32_t at = to + piece(lane / 4 + half * 8, unit / 2) + unit % 2 * 8 + lane % 4 * 2;
           const float* two = values + unit * 4;
           ptx::store_shared2(at, ptx::pack_codes<kFormat>(two[0] * inverse, two[1] * inverse));
@@ -566,12 +592,14 @@ struct Finisher {
     }
     if (p.out_format == QF_FORMAT_NONE && p.out.dtype != DType::f32) {
       return with_kind([&](auto act, auto is_gated) {
-        if (p.has_residual) store_halves<act.value, is_gated.value, true>();
+        if (p.residual) store_halves<act.value, is_gated.value, true>();
         else store_halves<act.value, is_gated.value, false>();
       });
     }
     Values v;
     with_kind([&](auto act, auto is_gated) { finish_all<act.value, is_gated.value>(v); });
+    // The next tile ignores these, but the compiler would keep them beside v.
+    for (auto& total : consumer.totals) total = 0;
     if (p.out_format == QF_FORMAT_NONE) store_floats(v);
     else if (p.out_format == QF_INT8) store_codes<QF_INT8>(v);
     else store_codes<QF_FP8_E4M3>(v);
@@ -599,7 +627,6 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(S::kThreads, 1)
       ptx::barrier_init(smem.factors_full + 8 * i, 32);
       ptx::barrier_init(smem.factors_empty + 8 * i, kConsumers * 4);
     }
-    for (int i = 0; i < kConsumers * 4; ++i) ptx::barrier_init(smem.residual + 8 * i, 1);
     ptx::barrier_init_fence();
   }
   __syncthreads();
@@ -615,7 +642,7 @@ __global__ void __cluster_dims__(kPair, 1, 1) __launch_bounds__(S::kThreads, 1)
   } else {
     ptx::claim_registers<240>();
     ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
-    Consumer<S, N, kScaling> consumer = {thread / 128, thread / 32 % 4, thread % 32, 0, {}};
+    Consumer<S, N, kScaling> consumer = {thread / 128, thread / 32 % 4, thread % 32, {}};
     Ring<S> ring = {smem, {}};
     if (kPromotes<N, kScaling> && consumer.group == 1) ptx::named_barrier_arrive(kTurn, 128 * kConsumers);
     Cursor factors;

@@ -13,10 +13,10 @@ namespace quantfuse::product {
 inline bool is_whole(const Operand& o, int64_t k) { return !o.scale || o.block.cols >= k; }
 inline bool is_whole(const Product& p) { return is_whole(p.a, p.k) && is_whole(p.b, p.k); }
 
-// Scales of a token and 128 of k, and of 128 rows, or several times as many, and 128 of k.
+// Scales of a token and 128 of k, and of 128 rows, several times as many or all, and 128 of k.
 inline bool has_blocks(const Product& p) {
   return p.a.scale && p.b.scale && p.a.block.rows == 1 && p.a.block.cols == kBlockK &&
-         p.b.block.cols == kBlockK && p.b.block.rows % kBlockK == 0;
+         p.b.block.cols == kBlockK && (p.b.block.rows % kBlockK == 0 || p.b.block.rows >= p.n);
 }
 
 inline Requirements accepts_wgmma_operands(const Product& p) {

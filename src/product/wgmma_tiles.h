@@ -41,7 +41,7 @@ inline TileProblem make_tile_problem(const Product& p, float* staged) {
   t.out_scale = static_cast<float*>(p.out.scale.data), t.out_groups = static_cast<int32_t>(p.out.scale.cols);
   t.out_scale_row_stride = p.out.scale.row_stride, t.out_scale_col_stride = p.out.scale_col_stride;
   if (dtype_bytes(t.out.dtype) < 4) t.y = row_boxes(t.out, kWarpTokens);
-  if (p.residual) t.residual = row_boxes(p.residual, kWarpTokens), t.has_residual = true;
+  t.residual = p.residual;
   return t;
 }
 

@@ -69,6 +69,20 @@ class Reader {
     return reinterpret_cast<const qf_tensor*>(tensor);
   }
 
+  // A matrix of a tensor without gaps, whose leading dimensions are counted as rows: a view of Python's takes
+  // longer than a call. What is no such tensor stays as it is, for the operation to refuse.
+  const qf_tensor* rows() {
+    const qf_tensor* given = tensor();
+    if (!given || given->ndim == 0 || given->ndim == 2 || !is_row_major(*given)) return given;
+    Matrix& matrix = matrices_[num_matrices_++];
+    matrix.shape[0] = 1;
+    for (int32_t i = 0; i + 1 < given->ndim; ++i) matrix.shape[0] *= given->shape[i];
+    matrix.shape[1] = given->shape[given->ndim - 1];
+    matrix.view = *given;
+    matrix.view.ndim = 2, matrix.view.shape = matrix.shape, matrix.view.strides = nullptr;
+    return &matrix.view;
+  }
+
   int64_t integer() {
     const TVMFFIAny& arg = next();
     if (arg.type_index != kTVMFFIInt && arg.type_index != kTVMFFIBool) wrong_type("a 64-bit integer");
@@ -129,6 +143,20 @@ class Reader {
   DLDevice device() const { return device_; }
 
  private:
+  struct Matrix {
+    qf_tensor view;
+    int64_t shape[2];
+  };
+
+  static bool is_row_major(const qf_tensor& t) {
+    if (!t.strides) return true;
+    int64_t stride = 1;
+    for (int32_t i = t.ndim - 1; i >= 0; stride *= t.shape[i--]) {
+      if (t.shape[i] != 1 && t.strides[i] != stride) return false;
+    }
+    return true;
+  }
+
   const TVMFFIAny& next() {
     if (position_ == count_) raise("TypeError", "quantfuse_ffi: a call has too few arguments");
     return args_[position_++];
@@ -142,6 +170,8 @@ class Reader {
   int32_t position_ = 0;
   std::string kernel_;
   DLDevice device_ = {kDLCPU, 0};
+  Matrix matrices_[3];  // x, residual and y
+  int num_matrices_ = 0;
 };
 
 // ---- Workspaces ----
@@ -271,7 +301,7 @@ ffi::String explain(const Operation<Args>& op, Reader in) {
 
 template <class Args>
 void read_out_quantization(Reader& in, Args& a) {
-  a.y = in.tensor();
+  a.y = in.rows();
   a.out_format = in.choice<qf_format>();
   a.out_mode = in.choice<qf_scale_mode>();
   a.out_group = in.integer();
@@ -337,16 +367,18 @@ const Operation<qf_scaled_mm_args> scaled_mm_op = {[](Reader& in, qf_scaled_mm_a
                                                    qf_scaled_mm_explain};
 
 const Operation<qf_linear_args> linear_op = {[](Reader& in, qf_linear_args& a) {
-                                               a.x = in.tensor();
+                                               a.x = in.rows();
                                                a.x_scale = in.tensor();
                                                a.act_format = in.choice<qf_format>();
                                                a.act_group = in.integer();
                                                a.weight = in.weight();
                                                a.bias = in.tensor();
                                                a.activation = in.choice<qf_activation>();
-                                               a.residual = in.tensor();
+                                               a.residual = in.rows();
                                                read_out_quantization(in, a);
                                                a.batch_invariant = static_cast<int32_t>(in.integer());
+                                               a.x_gain = in.tensor();
+                                               a.x_eps = in.real();
                                              },
                                              qf_linear, qf_linear_workspace, qf_linear_explain};
 
@@ -359,8 +391,8 @@ const Operation<qf_linear_backward_args> linear_backward_op = {
     qf_linear_backward, qf_linear_backward_workspace, qf_linear_backward_explain};
 
 const Operation<qf_rms_norm_args> rms_norm_op = {[](Reader& in, qf_rms_norm_args& a) {
-                                                   a.x = in.tensor();
-                                                   a.residual = in.tensor();
+                                                   a.x = in.rows();
+                                                   a.residual = in.rows();
                                                    a.gain = in.tensor();
                                                    a.eps = in.real();
                                                    read_out_quantization(in, a);
@@ -369,7 +401,7 @@ const Operation<qf_rms_norm_args> rms_norm_op = {[](Reader& in, qf_rms_norm_args
                                                  qf_rms_norm, qf_rms_norm_workspace, qf_rms_norm_explain};
 
 const Operation<qf_gated_act_args> gated_act_op = {[](Reader& in, qf_gated_act_args& a) {
-                                                     a.x = in.tensor();
+                                                     a.x = in.rows();
                                                      a.activation = in.choice<qf_activation>();
                                                      read_out_quantization(in, a);
                                                      a.is_ungated = static_cast<int32_t>(in.integer());

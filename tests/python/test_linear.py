@@ -179,6 +179,35 @@ def test_backward(scheme, dtype, rng):
     check(dx, dy, values_of(weight).T)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("packed", [False, True], ids=["canonical", "packed"])
+@pytest.mark.parametrize("m", [1, 9])
+def test_normalized_input(m, packed, dtype, rng):
+    x, gain = rng.standard_normal((m, 256)).astype(dtype), rng.standard_normal(256).astype(dtype)
+    weight = qf.QuantizedWeight.from_float(rng.standard_normal((40, 256)).astype(np.float32), "int4")
+    if packed:
+        weight.pack()
+    y = qf.linear(x, weight, x_gain=gain, x_eps=1e-5)
+    h = x.astype(np.float64)
+    h *= gain.astype(np.float64) / np.sqrt(np.mean(h**2, axis=-1, keepdims=True) + 1e-5)
+    w = values_of(weight)
+    exact, magnitude = h @ w.T, np.abs(h) @ np.abs(w.T)
+    rounding = ROUNDING[y.dtype.name]
+    assert_within(y, exact, magnitude * (rounding + 2.0**-17) + np.abs(exact) * rounding)
+
+
+def test_what_cannot_be_normalized(rng):
+    x = rng.standard_normal((2, 64)).astype(np.float32)
+    weight = qf.QuantizedWeight.from_float(rng.standard_normal((8, 64)).astype(np.float32), "int8")
+    gain = np.ones(64, np.float32)
+    with pytest.raises(ValueError, match="x_gain is given, and x is quantized"):
+        qf.linear(x, weight, x_gain=gain, act_quant="int8")
+    with pytest.raises(ValueError, match="x_gain has shape"):
+        qf.linear(x, weight, x_gain=gain[:63])
+    with pytest.raises(ValueError, match="x_eps is negative or NaN"):
+        qf.linear(x, weight, x_gain=gain, x_eps=float("nan"))
+
+
 def test_every_kernel_that_accepts_gives_the_same_layer(rng):
     weight = qf.QuantizedWeight.from_float(rng.standard_normal((64, 256)).astype(np.float32), "int4").pack()
     exact = values_of(weight)

@@ -42,6 +42,19 @@ def test_a_layer_is_the_formula(activation, dtype, rows, device):
     torch.testing.assert_close(y.float(), expected, **tolerance(dtype))
 
 
+@device
+@pytest.mark.parametrize("rows", [1, 20, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bias_may_begin_anywhere(dtype, rows, device):
+    torch.manual_seed(6)
+    w = torch.randn(24, 72, device=device, dtype=dtype) / 8
+    x = torch.randn(rows, 72, device=device, dtype=dtype)
+    biases = torch.randn(25, device=device, dtype=dtype)
+    expected = functional.linear(x.float(), w.float(), biases[1:].float()).relu()
+    y = qf.linear(x, w, bias=biases[1:], activation="relu")
+    torch.testing.assert_close(y.float(), expected, **tolerance(dtype))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_numpy_gated_with_residual(dtype):
     rng = np.random.default_rng(0)

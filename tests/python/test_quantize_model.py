@@ -93,12 +93,12 @@ def test_the_fused_model_compiles_to_one_graph_with_four_products_a_layer(family
 @pytest.mark.parametrize(("family", "folded"), [("Llama", 4), ("Gemma2", 0)])
 @pytest.mark.parametrize("scheme", ["int8", "w8a8-int8"])
 def test_additions_become_residuals(family, folded, scheme):
-    from quantfuse._model.compile import FoldResiduals
+    from quantfuse._model.compile import FoldIntoLinears
 
     model = qf.quantize_model(tiny(family), scheme)
     compiled, graph, before = compiled_graph(model)
     additions = len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor))
-    FoldResiduals()(graph.graph)
+    FoldIntoLinears()(graph.graph)
     graph.recompile()
     assert sum(node.args[11] is not None for node in calls_of(graph, "linear")) == folded
     left = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
@@ -106,8 +106,41 @@ def test_additions_become_residuals(family, folded, scheme):
     torch.testing.assert_close(logits(compiled), before.logits, rtol=1e-4, atol=1e-4)
 
 
+# Where x is quantized, its norm and quantization are one kernel already.
+@pytest.mark.parametrize(("scheme", "left"), [("int8", 0), ("w8a8-int8", 4)])
+def test_norms_become_part_of_the_layer_behind_them(scheme, left):
+    from quantfuse._model.compile import FoldIntoLinears
+
+    model = qf.quantize_model(tiny("Llama"), scheme)
+    compiled, graph, before = compiled_graph(model)
+    norms = len(calls_of(graph, "rms_norm")) + len(calls_of(graph, "rms_norm_quantized"))
+    FoldIntoLinears()(graph.graph)
+    graph.recompile()
+    assert norms == 4
+    assert len(calls_of(graph, "rms_norm")) + len(calls_of(graph, "rms_norm_quantized")) == left
+    gains = [node.args[17] for node in calls_of(graph, "linear") if len(node.args) > 17]
+    assert len(gains) == 4 - left
+    torch.testing.assert_close(logits(compiled), before.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_norm_that_two_layers_read_stays():
+    from quantfuse._model.compile import FoldIntoLinears
+
+    layer = qf.nn.QuantizedLinear.from_linear(nn.Linear(64, 64), "int8")
+    gain = torch.ones(64)
+
+    def products(token_ids):
+        x = nn.functional.one_hot(token_ids, 96)[..., :64].float()
+        h = torch.ops.quantfuse.rms_norm(x, gain, 1e-5)
+        return layer(h), layer(h), layer(torch.ops.quantfuse.rms_norm(x, None, 1e-5))
+
+    _, graph, _ = compiled_graph(products)
+    FoldIntoLinears()(graph.graph)
+    assert len(calls_of(graph, "rms_norm")) == 2
+
+
 def test_what_is_no_residual_stays_an_addition():
-    from quantfuse._model.compile import FoldResiduals
+    from quantfuse._model.compile import FoldIntoLinears
 
     layer = qf.nn.QuantizedLinear.from_linear(nn.Linear(64, 64), "int8")
 
@@ -119,7 +152,7 @@ def test_what_is_no_residual_stays_an_addition():
         return (y + x) * y + (z + x) + scaled + (layer(3 * x) + x.double())
 
     _, graph, _ = compiled_graph(sums)
-    FoldResiduals()(graph.graph)
+    FoldIntoLinears()(graph.graph)
     assert all(node.args[11] is None for node in calls_of(graph, "linear"))
 
 

@@ -132,3 +132,70 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert run(code) == "0"
+
+
+# ---- Beside torch's threads ----
+
+TORCH = """
+import os, numpy as np, quantfuse as qf
+x = np.random.default_rng(0).standard_normal((4, 1024)).astype(np.float32)
+weight = qf.QuantizedWeight.from_float(np.resize(x, (1024, 1024)), "int4").pack()
+alone = qf.linear(x, weight)  # before there is a runtime
+import torch
+torch.set_num_threads(2)
+tx, tweight = torch.from_numpy(x), qf.QuantizedWeight.from_float(torch.ones(1024, 1024), "int8").pack()
+torch.ones(1 << 20).exp_()
+"""
+
+
+def run_beside_torch(code: str) -> str:
+    if not pytest.importorskip("torch").backends.openmp.is_available():
+        pytest.skip("torch is built without OpenMP")
+    return run(TORCH + code)
+
+
+def test_torch_threads_are_used_and_none_added():
+    code = """
+qf.linear(tx, tweight)
+before = len(os.listdir("/proc/self/task"))
+torch.set_num_threads(3)
+torch.ones(1 << 20).exp_()
+qf.linear(tx, tweight)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert run_beside_torch(code) == "1"
+
+
+def test_a_number_of_threads_of_our_own_is_kept_beside_torch():
+    """Teams of another size than torch's would end its threads: these are ours, and one more."""
+    code = """
+qf.linear(tx, tweight)
+before = len(os.listdir("/proc/self/task"))
+qf.set_num_threads(4)
+qf.linear(tx, tweight)
+print(qf.get_num_threads(), torch.get_num_threads(), len(os.listdir("/proc/self/task")) - before)
+"""
+    own, of_torch, added = run_beside_torch(code).split()
+    assert (own, of_torch) == ("4", "2")
+    assert 2 <= int(added) <= 3  # the pool has one already where this machine has two CPUs
+
+
+def test_results_are_the_same_on_torch_threads():
+    code = """
+for threads in (1, 2, 3):
+    torch.set_num_threads(threads)
+    assert (qf.linear(x, weight) == alone).all(), threads
+print("same")
+"""
+    assert run_beside_torch(code) == "same"
+
+
+def test_a_forked_child_can_call_after_torch():
+    code = """
+expected = qf.linear(tx, tweight)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(qf.linear(tx, tweight), expected) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run_beside_torch(code) == "0"

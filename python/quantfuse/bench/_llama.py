@@ -53,8 +53,7 @@ class LlamaAttention(nn.Module):
         q, k, v = (layer(x).view(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
         if length == 1 and mask is None:
             q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-            of_token = (rotation[0][:, 0], rotation[1][:, 0])
-            y = append_and_attend(q, k, v, of_token, self.keys, self.values, positions)
+            y = append_and_attend(q, k, v, rotation, self.keys, self.values, positions)
         else:
             q, k = (_rotate(part, *rotation) for part in (q, k))
             q, k, v = (part.transpose(1, 2) for part in (q, k, v))
@@ -153,10 +152,12 @@ class Llama(nn.Module):
     def before_layers(self, tokens: torch.Tensor, positions: torch.Tensor) -> tuple[Any, Any, Any]:
         """The residual stream, the rotation, and for SDPA the mask of one token, which sees all up to its
         own."""
-        rotation = (self.tables[0, positions, None], self.tables[1, positions, None])
+        rotation = (self.tables[0, positions], self.tables[1, positions])
         mask = None
         if self._attention == "sdpa":
             mask = torch.arange(self.tables.shape[1], device=positions.device)[None] <= positions[:, None]
+        if tokens.shape[1] > 1 or mask is not None:
+            rotation = (rotation[0][:, None], rotation[1][:, None])  # the same for all heads
         return self.embed_tokens(tokens), rotation, mask
 
     def after_layers(self, x: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:

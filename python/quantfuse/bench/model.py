@@ -2,9 +2,9 @@
 """A whole model, quantized and not, in one run: ``python -m quantfuse.bench.model --shape llama3-8b``.
 
 Random weights, a static cache, greedy decoding. On a GPU both models are compiled, layer by layer, and a
-step of decoding is one CUDA graph. The baseline there attends as Transformers does by default (``sdpa``); the
-quantized model attends by ``append_and_attend``, which BF16 may do as well and is measured with too. On a CPU
-all run eagerly, in turns, and the baselines are FP32 and BF16.
+step of decoding is one CUDA graph. On a CPU all run eagerly, in turns. Baselines attend as Transformers does by
+default (``sdpa``); the quantized model attends by ``append_and_attend``, which the first baseline (BF16 on a
+GPU, FP32 on a CPU) may do as well and is measured with too.
 """
 
 from __future__ import annotations
@@ -128,17 +128,19 @@ def _run_cuda(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _run_cpu(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All models by turns, so that what else the machine does meets all of them."""
-    models = {
-        "float32": random_llama(SHAPES[options.shape], "cpu", torch.float32),
-        "bfloat16": random_llama(SHAPES[options.shape], "cpu", torch.bfloat16),
-    }
+    shape = SHAPES[options.shape]
+    models = [
+        ("float32", "sdpa", random_llama(shape, "cpu", torch.float32)),
+        ("float32", "append", random_llama(shape, "cpu", torch.float32)),
+        ("bfloat16", "sdpa", random_llama(shape, "cpu", torch.bfloat16)),
+    ]
     for scheme in options.schemes:
-        models[scheme.name] = _quantized(scheme, torch.float32, options)
+        models.append((scheme.name, "append", _quantized(scheme, torch.float32, options)))
     rows = []
     for batch in options.batches:
         decodings = [
-            Decoding(model, name, "sdpa", batch, options.prompt, options.tokens)
-            for name, model in models.items()
+            Decoding(model, name, attention, batch, options.prompt, options.tokens)
+            for name, attention, model in models
         ]
         for row in _cpu.measure(decodings):
             _report(row)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import _operators
 from .._scheme import Scheme
 from ._linear import QuantizedLinear
 
@@ -54,13 +55,11 @@ class RMSNorm(nn.Module):
         """``[..., features]``, or ``(codes, scale [..., ceil(features / out_group)])``."""
         if self.out_quant is None:
             return self.numbers(x)
-        return torch.ops.quantfuse.rms_norm_quantized(
-            x, self.weight, self.eps, self.out_quant, self.out_group
-        )
+        return _operators.rms_norm_quantized(x, self.weight, self.eps, self.out_quant, self.out_group)
 
     def numbers(self, x: torch.Tensor) -> torch.Tensor:
         """The output before it is quantized."""
-        result: torch.Tensor = torch.ops.quantfuse.rms_norm(x, self.weight, self.eps)
+        result: torch.Tensor = _operators.rms_norm(x, self.weight, self.eps)
         return result
 
     def into(self, layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
