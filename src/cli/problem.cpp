@@ -96,8 +96,8 @@ std::string epilogue_text(const ProblemOptions& o) {
   if (o.has_residual) s += " +residual";
   if (o.out_quant != "none") s += " ->" + o.out_quant;
   if (o.is_batch_invariant) s += " batch_invariant";
-  if (o.has_codes) s += " codes";
   if (o.has_x_gain) s += " normalized";
+  if (o.has_codes) s += " codes";
   return s;
 }
 

@@ -56,10 +56,6 @@ struct Shape {
   static constexpr int kSums = kTokens / 2;  // of a thread and strip
   // So many sums need more registers than all threads can have: whole warpgroups may trade theirs.
   static constexpr bool kTradesRegisters = kTokens == 128;
-  static constexpr int kProducerRegisters = kRunBlocks == 2 ? 40 : 72;
-  static constexpr int kConsumerRegisters = (504 - kProducerRegisters) / 2;
-  // Of that many tokens x is twice the traffic of INT4 rows.
-  static constexpr bool kMayShareX = kTokens == 128 && kRunBlocks == 2;
   static constexpr int kRowBytes = 128, kWeightBytes = kRows * kRowBytes;
   static constexpr int kXBytes = kTokens * kBlockK;  // of a block of k
   static constexpr int kStageBytes = kWeightBytes + kRunBlocks * kXBytes;
@@ -85,8 +81,7 @@ struct StreamProblem {
   Product product;
   CUtensorMap x, w;
   int32_t token_blocks, k_stages;
-  int32_t splits;    // blocks of a cluster, which share a tile of y; or
-  int32_t sharers;   // blocks of a cluster with the same tokens, two at most: each brings a part of x to all
+  int32_t splits;    // blocks of a cluster, which share a tile of y
   int64_t x_stride;  // of the scales, from token to token
   Vector bias;       // in place of the product's
   bool is_plain;  // y is 16 bits wide, rows of whole units, and no more is to be done than scales and bias:
@@ -96,21 +91,7 @@ struct StreamProblem {
 // Where y's tile is.
 struct Tile {
   int row_block, token_block;
-  int rank;  // of those that share x
 };
-
-constexpr int kTokenGroup = 8;  // blocks of tokens whose x stays in L2 while the weight goes by
-
-template <class S>
-__device__ Tile tile_of_block(const StreamProblem& p) {
-  const int cluster = p.splits * p.sharers, index = static_cast<int>(blockIdx.x) / cluster;
-  const int clusters = static_cast<int>(gridDim.x) / cluster, row_groups = clusters / p.token_blocks;
-  const int per_group = kTokenGroup * row_groups;
-  const int first = index / per_group * kTokenGroup, in_group = index % per_group;
-  const int tokens = min(p.token_blocks - first, kTokenGroup);
-  const int rank = S::kMayShareX && p.sharers > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
-  return {in_group / tokens * p.sharers + rank, first + in_group % tokens, rank};
-}
 
 // ---- Shared memory: ring, scales of stages; later bands, inbox | factors | barriers ----
 
@@ -170,8 +151,7 @@ template <class S, class Copy>
 __device__ void produce(const Smem<S>& smem, const Share<S>& share, const Copy& copy) {
   Cursor cursor;
   for (int k = share.first_k; k < share.end_k; ++k, cursor.advance(S::kStages)) {
-    if constexpr (S::kMayShareX) ptx::barrier_wait_cluster(smem.empty + 8 * cursor.at, cursor.parity ^ 1);
-    else ptx::barrier_wait(smem.empty + 8 * cursor.at, cursor.parity ^ 1);
+    ptx::barrier_wait(smem.empty + 8 * cursor.at, cursor.parity ^ 1);
     copy(k, cursor.at);
   }
 }
@@ -196,13 +176,8 @@ __device__ void produce_x(const StreamProblem& p, const Smem<S>& smem, const Sha
     ptx::barrier_expect(full, S::kRunBlocks * S::kXBytes);
 #pragma unroll
     for (int i = 0; i < S::kRunBlocks; ++i) {
-      const int column = (k * S::kRunBlocks + i) * kBlockK, token = tile.token_block * S::kTokens;
-      if (S::kMayShareX && p.sharers > 1) {
-        const int half = tile.rank * (S::kTokens / 2);
-        ptx::box_copy_to_pair(smem.x_at(stage, i) + half * kBlockK, p.x, column, token + half, 0, 0, full);
-      } else {
-        ptx::box_copy(smem.x_at(stage, i), p.x, column, token, 0, 0, full);
-      }
+      ptx::box_copy(smem.x_at(stage, i), p.x, (k * S::kRunBlocks + i) * kBlockK,
+                    tile.token_block * S::kTokens, full);
     }
   });
 }
@@ -292,7 +267,6 @@ struct Consumer {
   // Strips whose sums there is room for beside the totals.
   static constexpr int kBatch = S::kTokens <= 64 ? S::kStrips : 1;
   const Smem<S>& smem;
-  int sharers;            // blocks that copy to this block's stages
   int group, warp, lane;  // the warpgroup, its warp, and the warp's lane
   Cursor cursor;
   Total totals[S::kStrips][S::kSums];
@@ -305,11 +279,7 @@ struct Consumer {
   }
   __device__ void give_back(int stage) const {
     __syncwarp();
-    if (S::kMayShareX && sharers > 1) {
-      if (lane < sharers) ptx::barrier_arrive_remote(ptx::address_in_block(smem.empty + 8 * stage, lane));
-    } else if (lane == 0) {
-      ptx::barrier_arrive(smem.empty + 8 * stage);
-    }
+    if (lane == 0) ptx::barrier_arrive(smem.empty + 8 * stage);
   }
   // sums (+)= the stage's 128 columns of a strip, times x.
   template <class Sums>
@@ -577,7 +547,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     stream_kernel(const __grid_constant__ StreamProblem p, float* staged) {
   extern __shared__ __align__(1024) char shared[];
   const Smem<S> smem(shared);
-  const Tile tile = tile_of_block<S>(p);
+  const int index = static_cast<int>(blockIdx.x) / p.splits;
+  const Tile tile = {index / p.token_blocks, index % p.token_blocks};
   const Share<S> share(p);
   const int thread = static_cast<int>(threadIdx.x);
   const bool is_split = p.splits > 1;
@@ -586,22 +557,17 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   if (thread == 0) {
     for (int i = 0; i < S::kStages; ++i) {
       ptx::barrier_init(smem.full + 8 * i, kScaling == Scaling::blocks ? 34 : 2);
-      ptx::barrier_init(smem.empty + 8 * i, S::kGroups * 4 * p.sharers);
+      ptx::barrier_init(smem.empty + 8 * i, S::kGroups * 4);
     }
     ptx::barrier_init(smem.arrived, 1);
     ptx::barrier_init_fence();
     if (is_split) ptx::barrier_expect(smem.arrived, (p.splits - 1) * share.bands() * S::kBandBytes);
   }
   __syncthreads();
-  const bool shares_x = S::kMayShareX && p.sharers > 1;
-  if (shares_x) {
-    ptx::cluster_arrive_relaxed();
-    ptx::cluster_wait();
-  }
   ptx::wait_for_previous_kernel();  // which may have written any of what follows
 
   if (thread >= S::kConsumerThreads) {
-    if constexpr (S::kTradesRegisters) ptx::release_registers<S::kProducerRegisters>();
+    if constexpr (S::kTradesRegisters) ptx::release_registers<72>();
     const int warp = (thread - S::kConsumerThreads) / 32, lane = thread % 32;
     if (warp == 0 && lane == 0) produce_weight(p, smem, share, tile);
     if (warp == 1 && lane == 0) produce_x(p, smem, share, tile);
@@ -620,23 +586,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
       ptx::cluster_arrive_relaxed();
       ptx::cluster_wait();
     }
-    if (shares_x) {
-      ptx::cluster_arrive_relaxed();
-      ptx::cluster_wait();
-    }
     return;
   }
-  if constexpr (S::kTradesRegisters) ptx::claim_registers<S::kConsumerRegisters>();
-  Consumer<S, N, kScaling> consumer = {smem, p.sharers, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
+  if constexpr (S::kTradesRegisters) ptx::claim_registers<216>();
+  Consumer<S, N, kScaling> consumer = {smem, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
   consumer.multiply(share.end_k - share.first_k);
   ptx::named_barrier_sync(kFactorsBarrier, S::kConsumerThreads + 32);  // also of the consumers, with the ring
   if (is_split) ptx::cluster_arrive();                                 // this block's ring is free
-  if (shares_x) ptx::cluster_arrive();  // nothing is sent to the other any more
   consumer.store();
   if (is_split) exchange_parts(smem, share, thread);
   else sync_consumers<S>();
   finish<S, typename decltype(consumer)::Total>(p, staged, smem, share, tile, thread / 32, thread % 32);
-  if (is_split || shares_x) ptx::cluster_wait();
+  if (is_split) ptx::cluster_wait();
 }
 
 }  // namespace quantfuse::product_stream

@@ -22,11 +22,10 @@ void with_shape(const Product& p, const Run& run) {
   choose_bool(rows_of_sm <= (p.m <= 64 ? 32 : 64), [&](auto has_few_rows) {
     constexpr int kUnits = has_few_rows.value ? 1 : 2;
     if (p.b.format == QF_INT4) {
-      // To decode takes registers: of two groups of consumers there is one block to an SM.
-      constexpr int kBlocksPerSm = 3 - kUnits;
-      if (p.m <= 16) run(Shape<16, kUnits, 1, kBlocksPerSm, 2>{});
-      else if (p.m <= 32) run(Shape<32, kUnits, 1, kBlocksPerSm, 2>{});
-      else if (p.m <= 64) run(Shape<64, kUnits, 1, kBlocksPerSm, 2>{});
+      // To decode takes registers, and a long ring serves half of the bytes better: one block to an SM.
+      if (p.m <= 16) run(Shape<16, kUnits, 1, 1, 2>{});
+      else if (p.m <= 32) run(Shape<32, kUnits, 1, 1, 2>{});
+      else if (p.m <= 64) run(Shape<64, kUnits, 1, 1, 2>{});
       else run(Shape<128, 2, 1, 1, 2>{});
     } else {
       if (p.m <= 16) run(Shape<16, kUnits, 1, 2>{});
@@ -55,20 +54,17 @@ bool is_plain(const Product& p, bool is_staged) {
 
 template <class S>
 void launch_shape(const Product& p, float* staged, const Launch& launch) {
-  StreamProblem problem = {p, {}, weight_boxes(p, S::kRows)};
+  StreamProblem problem = {p, row_boxes(p.a.codes, S::kTokens), weight_boxes(p, S::kRows)};
   problem.token_blocks = static_cast<int32_t>(ceil_div(p.m, S::kTokens));
   problem.k_stages = static_cast<int32_t>(ceil_div(p.k, kBlockK * S::kRunBlocks));
   problem.x_stride = token_scale_stride(p);
   problem.bias = p.bias, problem.product.bias = {};
   problem.is_plain = is_plain(p, staged != nullptr);
-  const int64_t row_blocks = ceil_div(p.n, S::kRows);
-  problem.splits = choose_splits<S>(p, row_blocks * problem.token_blocks, problem.k_stages);
-  problem.sharers = S::kMayShareX && problem.splits == 1 ? 2 : 1;
-  problem.x = token_boxes(p, S::kTokens / problem.sharers);
-  const int64_t tiles = round_up(row_blocks, problem.sharers) * problem.token_blocks;
+  const int64_t tiles = ceil_div(p.n, S::kRows) * problem.token_blocks;
+  problem.splits = choose_splits<S>(p, tiles, problem.k_stages);
   LaunchShape shape = {dim3(static_cast<unsigned>(tiles * problem.splits)), dim3(S::kThreads),
                        static_cast<size_t>(Smem<S>::kBytes), /*overlap_previous=*/true};
-  shape.cluster = static_cast<unsigned>(problem.splits * problem.sharers);
+  shape.cluster = static_cast<unsigned>(problem.splits);
   choose_bool(is_whole(p), [&](auto is_whole_k) {
     constexpr Scaling kScaling = is_whole_k.value ? Scaling::whole : Scaling::blocks;
     const auto run = [&](auto format) {

@@ -49,13 +49,6 @@ inline CUtensorMap weight_boxes(const Product& p, int rows) {
                        {row, row * p.n_out, row * 8}, {kBoxBytes, 8, 2, rows / 16});
 }
 
-// Boxes of `rows` tokens of a. Coordinates: byte, token, 0, 0.
-inline CUtensorMap token_boxes(const Product& p, int rows) {
-  const int64_t row = p.a.codes.row_stride;
-  return tensor_map<4>(map_type(DType::u8), p.a.codes.data, {p.k, p.m, 1, 1}, {row, row, row},
-                       {kBoxBytes, rows, 1, 1});
-}
-
 // The scales of a token and a block of k lie at token * this + block.
 inline int64_t token_scale_stride(const Product& p) {
   return is_whole(p.a, p.k) ? (p.a.block.rows == 1 ? 1 : 0) : p.a.scale.cols;
