@@ -273,6 +273,15 @@ TEST(Selection, OfProductsOnCuda) {
       }
     }
   }
+  // INT4 weights by INT8 activations, any number of tokens; by others without wgmma.
+  for (const int64_t m : {1, 64, 1000}) {
+    for (const WeightSpec& weight : {int4, WeightSpec{QF_INT4, {1, 0}}}) {
+      expect_chosen(linear(weight, QF_INT8, m), of_few_tokens);
+      expect_chosen(linear(weight, QF_FP8_E4M3, m), of_layers);
+      expect_chosen(linear(weight, QF_INT8, m, 128), of_layers);
+    }
+    expect_chosen(linear({QF_INT4, {1, 32}}, QF_INT8, m), of_layers);
+  }
   // What is no product of codes.
   WeightSpec act_order = int4, offsets = int4;
   act_order.has_g_idx = offsets.has_offset = true;
