@@ -101,8 +101,8 @@ def _check(q: Any, keys: Any, values: Any, lengths: Any, mask: Any) -> None:
     key_batch, kv_heads, size, key_width = keys.shape
     if key_batch != batch or key_width != width or kv_heads == 0 or heads % kv_heads != 0:
         refuse(
-            f"keys has shape {tuple(keys.shape)}, q {tuple(q.shape)}: batch and width are to be the same, and "
-            "kv_heads is to divide heads"
+            f"keys has shape {tuple(keys.shape)}, q {tuple(q.shape)}: batch and width are to be the same, "
+            "and kv_heads is to divide heads"
         )
     if values.shape != keys.shape:
         refuse(f"values has shape {tuple(values.shape)}, keys {tuple(keys.shape)}")
@@ -110,9 +110,7 @@ def _check(q: Any, keys: Any, values: Any, lengths: Any, mask: Any) -> None:
         refuse(f"q, keys, values have types {q.dtype, keys.dtype, values.dtype}")
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         refuse(f"q has type {q.dtype}")
-    if lengths is not None and (
-        lengths.dtype != torch.int32 or tuple(lengths.shape) not in ((1,), (batch,))
-    ):
+    if lengths is not None and (lengths.dtype != torch.int32 or tuple(lengths.shape) not in ((1,), (batch,))):
         refuse(
             f"lengths has type {lengths.dtype} and shape {tuple(lengths.shape)}, "
             f"expected int32 [1] or [{batch}]"

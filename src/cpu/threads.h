@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One crew for the process: the threads of the OpenMP runtime that is loaded already, where its teams have as
-// many as we may use, else a pool of our own. It belongs to one call at a time: a call that finds it taken, or
-// that is made inside one of its tasks or inside a caller's OpenMP region, runs on its own thread, so nothing
-// ever oversubscribes the machine.
+// many as we may use, else a pool of our own. It belongs to one call at a time: a call that finds it taken,
+// or that is made inside one of its tasks or inside a caller's OpenMP region, runs on its own thread, so
+// nothing ever oversubscribes the machine.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ void run(int64_t count, int64_t grain, Task task, const void* context);
 }  // namespace threads_internal
 
 // Calls body(begin, end) over [0, count), cut into at most one contiguous range per thread, none shorter
-// than `grain` but the last. The ranges depend on `count`, `grain` and the number of threads alone; a thread may
-// get more than one. `body` must not throw.
+// than `grain` but the last. The ranges depend on `count`, `grain` and the number of threads alone; a thread
+// may get more than one. `body` must not throw.
 template <class Body>
 void parallel_ranges(int64_t count, int64_t grain, const Body& body) {
   threads_internal::run(

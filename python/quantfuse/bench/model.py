@@ -2,9 +2,9 @@
 """A whole model, quantized and not, in one run: ``python -m quantfuse.bench.model --shape llama3-8b``.
 
 Random weights, a static cache, greedy decoding. On a GPU both models are compiled, layer by layer, and a
-step of decoding is one CUDA graph. On a CPU all run eagerly, in turns. Baselines attend as Transformers does by
-default (``sdpa``); the quantized model attends by ``append_and_attend``, which the first baseline (BF16 on a
-GPU, FP32 on a CPU) may do as well and is measured with too.
+step of decoding is one CUDA graph. On a CPU all run eagerly, in turns. Baselines attend as Transformers does
+by default (``sdpa``); the quantized model attends by ``append_and_attend``, which the first baseline (BF16 on
+a GPU, FP32 on a CPU) may do as well and is measured with too.
 """
 
 from __future__ import annotations
