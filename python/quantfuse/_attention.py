@@ -174,8 +174,8 @@ def _composed_append(
     q: Any, k: Any, v: Any, cos: Any, sin: Any, keys: Any, values: Any, positions: Any, scale: float
 ) -> Any:
     _check_append(q, k, v, cos, sin, keys, values, positions)
-    if q.dtype == torch.float32 and len(positions) == 1 and (place := int(positions)) >= 0:
-        return _append_at(place, q, k, v, cos, sin, keys, values, scale)
+    if q.dtype == torch.float32 and len(positions) == 1 and int(positions) >= 0:
+        return _append_at_one_place(q, k, v, cos, sin, keys, values, positions, scale)
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     places = positions.expand(q.shape[0])
     for b, place in enumerate(places.tolist()):
@@ -184,28 +184,29 @@ def _composed_append(
     return _composed(q, keys, values, (places + 1).to(torch.int32), None, scale)
 
 
-def _append_at(
-    place: int, q: Any, k: Any, v: Any, cos: Any, sin: Any, keys: Any, values: Any, scale: float
+def _append_at_one_place(
+    q: Any, k: Any, v: Any, cos: Any, sin: Any, keys: Any, values: Any, positions: Any, scale: float
 ) -> Any:
     """All sequences have the same length, so that a view of the cache is the mask. By few operators: with a
     layer's weight gone through the caches each takes longer than its arithmetic."""
     batch, heads, _, width = q.shape
     kv_heads, size = keys.shape[1:3]
-    cos, sin = (table if len(table) == 1 else table[:, None, None] for table in (cos, sin))
+    if len(cos) > 1:
+        cos, sin = cos[:, None, None], sin[:, None, None]
     both = torch.cat((q, k), 1)
     first, second = both.chunk(2, -1)
     both = torch.addcmul(both * cos, torch.cat((-second, first), -1), sin)
-    if place < size:
-        keys.select(2, place).copy_(both[:, heads:, 0])
-        values.select(2, place).copy_(v[:, :, 0])
-    length = min(place + 1, size)
-    # The heads that share keys are rows of one product.
-    y = nn.functional.scaled_dot_product_attention(
-        both[:, :heads].reshape(batch, kv_heads, heads // kv_heads, width),
-        keys.narrow(2, 0, length),
-        values.narrow(2, 0, length),
-        scale=scale,
-    )
+    q, k = both.split((heads, kv_heads), 1)
+    length = int(positions) + 1
+    if length <= size:
+        positions = positions.long()
+        keys.index_copy_(2, positions, k)
+        values.index_copy_(2, positions, v)
+    if length < size:
+        keys, values = keys.narrow(2, 0, length), values.narrow(2, 0, length)
+    if heads != kv_heads:  # those that share keys are rows of one product
+        q = q.reshape(batch, kv_heads, heads // kv_heads, width)
+    y = nn.functional.scaled_dot_product_attention(q, keys, values, scale=scale)
     return y.reshape(batch, 1, heads, width)
 
 

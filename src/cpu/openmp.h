@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The OpenMP runtime that is in the process already: torch's, oneDNN's or the application's own. We link
-// none.
+// The OpenMP runtime that is in the process already: torch's, oneDNN's or the application's. We link none.
 #pragma once
 
 namespace quantfuse {

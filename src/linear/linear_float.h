@@ -241,7 +241,7 @@ struct FloatWork {
 template <class A, qf_format Format, bool HasZeros>
 QF_INLINE void multiply_float(const Batch<typename A::Dot::Word>& c) {
   if (c.rows > kDirectRows) return multiply_batch(FloatWork<A, Format, HasZeros>{c});
-  parallel_ranges(c.plan.num_panels, 1,
+  parallel_ranges(c.plan.num_panels, panel_grain<typename A::S>(c.plan, c.rows),
                   [&](int64_t begin, int64_t end) { multiply_direct<A, Format, HasZeros>(c, begin, end); });
 }
 

@@ -248,7 +248,7 @@ template <class S>
 QF_INLINE void multiply_int(const IntBatch& c) {
   if (c.p.weight.format == QF_INT8) return multiply_batch(IntWork<S, QF_INT8>{c});
   if (c.rows > kDirectRows) return multiply_batch(IntWork<S, QF_INT4>{c});
-  parallel_ranges(c.plan.num_panels, 1, [&](int64_t begin, int64_t end) {
+  parallel_ranges(c.plan.num_panels, panel_grain<S>(c.plan, c.rows), [&](int64_t begin, int64_t end) {
     switch (c.rows) {
       case 1: return multiply_nibbles<S, 1>(c, begin, end);
       case 2: return multiply_nibbles<S, 2>(c, begin, end);

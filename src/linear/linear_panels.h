@@ -31,8 +31,9 @@ struct Segment {
 // Rows up to which codes are decoded in registers, for one tile; with more rows a decoded segment is shared
 // from L1.
 inline constexpr int64_t kDirectRows = 4;
-inline constexpr int64_t kMaxChunkRows = 192;       // decoding is then a twentieth of the work, or less
-inline constexpr int64_t kTilesOfPanels = 2;        // their totals: 2 x 192 rows x 64 floats, 96 KB
+inline constexpr int64_t kMinPartProducts = 48 * 1024;  // worth a thread, to start which takes 1 to 2 us
+inline constexpr int64_t kMaxChunkRows = 192;           // decoding is then a twentieth of the work, or less
+inline constexpr int64_t kTilesOfPanels = 2;            // their totals: 2 x 192 rows x 64 floats, 96 KB
 inline constexpr int64_t kBlockBytes = 768 * 1024;  // of prepared x: an L2 cache of 1.25 MB holds it beside w
 inline constexpr int64_t kPreparedBytes = 32 * 1024 * 1024;  // of prepared x in the workspace
 
@@ -304,12 +305,19 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
   }
 }
 
+// The panels that a thread should have at least, of products with `rows` rows.
+template <class S>
+QF_INLINE int64_t panel_grain(const Plan& plan, int64_t rows) {
+  return ceil_div(kMinPartProducts, rows * (plan.k_padded + 1) * 2 * S::kLanes);
+}
+
 // All rows of a batch by all panels: threads divide the panels of every chunk of rows.
 template <class Work>
 QF_INLINE void multiply_batch(const Work& work) {
   const auto& c = work.batch;
   const int64_t chunk_rows = chunk_rows_for(c.rows, c.tile_rows), panels = c.plan.num_panels;
-  parallel_ranges(ceil_div(c.rows, chunk_rows) * panels, 1, [&](int64_t begin, int64_t end) {
+  const int64_t grain = panel_grain<typename Work::Dot::S>(c.plan, chunk_rows);
+  parallel_ranges(ceil_div(c.rows, chunk_rows) * panels, grain, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t row0 = begin / panels * chunk_rows, panel = begin % panels;
       const int64_t count = panels - panel < end - begin ? panels - panel : end - begin;

@@ -128,6 +128,15 @@ def test_a_token_is_appended(shape):
     check_append(new_token(shape), 1e-5)
 
 
+@pytest.mark.parametrize("place", [0, 41, 199, 200, 300])  # the last two are beyond the end
+@pytest.mark.parametrize("has_one_rotation", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_token_is_appended_at_one_place_for_all(place, has_one_rotation, dtype):
+    q, k, v, rotation, keys, values, _ = new_token(SHAPES[1])
+    rotation = tuple(table[:1] for table in rotation) if has_one_rotation else rotation
+    check_append((q, k, v, rotation, keys, values, torch.tensor([place], dtype=dtype)), 1e-5)
+
+
 def test_a_token_beyond_the_end_is_not_written():
     *given, keys, values, positions = new_token(SHAPES[1])
     positions[0], before = 200, (keys.clone(), values.clone())

@@ -46,7 +46,7 @@ def test_the_benchmark_of_a_model(tmp_path, capsys):
     arguments = ["--shape", "tiny", "--scheme", "int4,w8a8-int8", "--batch", "1,2", "--device", "cpu"]
     assert main([*arguments, "--prompt", "8", "--tokens", "2", "--json", str(path)]) == 0
     rows = json.loads(path.read_text())["rows"]
-    assert [row["model"] for row in rows[:4]] == ["float32", "bfloat16", "int4", "w8a8-int8"]
+    assert [row["model"] for row in rows[:5]] == ["float32", "float32", "bfloat16", "int4", "w8a8-int8"]
     assert all(row["decode_tokens_per_s"] > 0 for row in rows)
     assert "tokens/s" in capsys.readouterr().out
     with pytest.raises(SystemExit):

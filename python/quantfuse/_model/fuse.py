@@ -78,7 +78,7 @@ class Slice(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         start, stop = self._columns
-        return self._merged[0].shared(x)[..., start:stop]
+        return self._merged[0].shared(x).narrow(-1, start, stop - start)
 
     def extra_repr(self) -> str:
         start, stop = self._columns

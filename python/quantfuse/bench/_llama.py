@@ -27,6 +27,7 @@ class Shape(NamedTuple):
 
 SHAPES = {
     "llama3-8b": Shape(4096, 32, 32, 8, 14336, 128256),
+    "llama-1b": Shape(2048, 22, 32, 4, 5632, 32000),
     "llama-160m": Shape(768, 12, 12, 12, 3072, 32000),
     "tiny": Shape(128, 2, 4, 2, 256, 256),
 }
@@ -49,10 +50,10 @@ class LlamaAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, rotation: Any, mask: Any) -> torch.Tensor:
         batch, length, _ = x.shape
-        heads = (batch, length, -1, self.shape.head_dim)
-        q, k, v = (layer(x).view(heads) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        if length == 1 and mask is None:
-            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        is_token = length == 1 and mask is None
+        heads = (batch, -1, 1, self.shape.head_dim) if is_token else (batch, length, -1, self.shape.head_dim)
+        q, k, v = self.q_proj(x).view(heads), self.k_proj(x).view(heads), self.v_proj(x).view(heads)
+        if is_token:
             y = append_and_attend(q, k, v, rotation, self.keys, self.values, positions)
         else:
             q, k = (_rotate(part, *rotation) for part in (q, k))
