@@ -737,6 +737,7 @@ TEST(Empty, NoInnerSizeLeavesTheEpilogueOfTheBias) {
   call.args.weight.g_idx = nullptr;
   for (const char* name : {"x", "weight.codes", "weight.scale", "weight.zero", "weight.offset"})
     call.operand(name).shape[1] = 0;
+  call.operand("x_gain").shape[0] = 0;
   call.args.activation = QF_RELU;
   call.operand("bias").fill<float>([](int64_t i) { return static_cast<float>(i) - 2.0f; });
   EXPECT_EQ(call.run(), QF_OK) << qf_last_error();

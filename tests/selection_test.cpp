@@ -211,6 +211,12 @@ TEST(Selection, OfLinearOnCuda) {
   s.dtype = kF32, s.m = 1;
   expect_chosen(s, {"linear_rows_sm75"});
 
+  LinearSpec normalized = s;
+  normalized.dtype = kBf16, normalized.has_x_gain = true;
+  expect_chosen(normalized, {"linear_stream_sm90", "linear_norm_first_sm75"});
+  normalized.m = 17;
+  expect_chosen(normalized, {"linear_norm_first_sm75"});
+
   s.weight = {QF_BF16, {}}, s.m = 100;  // not quantized, of another type than x
   expect_chosen(s, {"linear_tiles_sm75"});
 

@@ -34,8 +34,8 @@ Problem Op::parse(const Args& a, Arguments& arg) {
   if (a.x_gain) {
     arg.require(!p.has_act_quant(), "x_gain is given, and x is quantized or to be quantized");
     arg.require(a.x_eps >= 0, "x_eps is negative or NaN");
-    p.x_gain = arg.expect("x_gain", a.x_gain).shape(k).dtype(kFloats).vector();
-    p.x_eps = a.x_eps;
+    const Vector gain = arg.expect("x_gain", a.x_gain).shape(k).dtype(kFloats).vector();
+    if (p.k > 0) p.x_gain = gain, p.x_eps = a.x_eps;  // or there is nothing to normalize
   }
   if (a.bias) p.bias = arg.expect("bias", a.bias).shape(n).dtype(kFloats).vector();
   arg.require(a.activation >= QF_IDENTITY && a.activation <= QF_SILU, "activation is unknown");

@@ -36,7 +36,6 @@ struct Steps {
 
 Verdict accepts_norm_first(const Problem& p) {
   if (!p.x_gain) return no("x is not to be normalized");
-  if (p.k == 0) return no("k is 0");
   const Steps steps(p, nullptr);
   return Requirements()
       .require(steps.norm_kernel != nullptr, "no kernel of rms_norm takes this x")
