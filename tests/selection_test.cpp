@@ -212,7 +212,7 @@ TEST(Selection, OfLinearOnCuda) {
   expect_chosen(s, {"linear_rows_sm75"});
 
   LinearSpec normalized = s;
-  normalized.dtype = kBf16, normalized.has_x_gain = true;
+  normalized.weight = {QF_INT4, {1, 128}}, normalized.dtype = kBf16, normalized.has_x_gain = true;
   expect_chosen(normalized, {"linear_stream_sm90", "linear_norm_first_sm75"});
   normalized.m = 17;
   expect_chosen(normalized, {"linear_norm_first_sm75"});
