@@ -61,6 +61,19 @@ def test_the_gradient_goes_straight_through_the_quantization_of_x():
     torch.testing.assert_close(x.grad, w.sum(0).expand(3, 64), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_x_normalized_on_the_way_in(rows, device):
+    weight, w = operands(24, 64, "int4", group=32, device=device)
+    x, gain = torch.randn(rows, 64, device=device), torch.randn(64, device=device)
+    args = (x, *weight, None, "identity", None, None, 0, None, None, False, gain, 1e-5)
+    expected = torch.nn.functional.rms_norm(x, (64,), gain, 1e-5) @ w.T
+    torch.testing.assert_close(torch.ops.quantfuse.linear(*args), expected, rtol=1e-4, atol=1e-4)
+    torch.library.opcheck(torch.ops.quantfuse.linear.default, args)
+    with pytest.raises(NotImplementedError, match="x_gain has no gradient"):
+        torch.ops.quantfuse.linear(x.requires_grad_(), *args[1:])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradient_of_rms_norm(dtype):
     x = torch.randn(4, 5, 32, dtype=dtype, requires_grad=True)
