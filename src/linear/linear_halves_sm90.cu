@@ -38,16 +38,9 @@ product::Operand as_bytes(const Matrix& m) {
 }
 
 Product byte_product(const Problem& p) {
-  Product product = {};
-  product.m = p.m, product.n = p.n, product.k = 2 * p.k, product.n_out = p.n_out;
+  Product product = product::from(p);
+  product.k = 2 * p.k;
   product.a = as_bytes(p.x), product.b = as_bytes(p.weight.codes);
-  product.b_order = QF_NK;
-  product.has_gate = p.weight.is_gated;
-  product.bias = p.bias;
-  product.activation = p.activation;
-  product.residual = p.residual;
-  product.out = p.out;
-  product.device = p.device;
   return product;
 }
 

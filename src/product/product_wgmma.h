@@ -34,7 +34,6 @@
 #include "cuda/ptx/convert.h"
 #include "cuda/ptx/dependent_launch.h"
 #include "cuda/ptx/matrix.h"
-#include "cuda/ptx/mma.h"
 #include "cuda/ptx/shared_memory.h"
 #include "formats/codes.h"
 #include "formats/quantizer.h"
