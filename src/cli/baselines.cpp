@@ -75,11 +75,14 @@ class OneDnn : public Baseline {
       : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_) {
     const memory::desc x({s.m, s.k}, x_type, memory::format_tag::ab),
         y({s.m, s.n}, y_type, memory::format_tag::ab);
-    const memory::desc any_w({s.k, s.n}, w_type, memory::format_tag::any);
+    const auto order = s.order == WeightOrder::packed ? memory::format_tag::any
+                       : s.order == WeightOrder::nk   ? memory::format_tag::ba
+                                                      : memory::format_tag::ab;
+    const memory::desc w_layout({s.k, s.n}, w_type, order);
 #if DNNL_VERSION_MAJOR >= 3
-    const dnnl::matmul::primitive_desc description(engine_, x, any_w, y);
+    const dnnl::matmul::primitive_desc description(engine_, x, w_layout, y);
 #else
-    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(x, any_w, y), engine_);
+    const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(x, w_layout, y), engine_);
 #endif
     matmul_ = dnnl::matmul(description);
 
@@ -143,7 +146,7 @@ std::vector<std::pair<std::string, Make>> candidates(Arithmetic arithmetic, [[ma
 #if defined(QF_HAS_ONEDNN)
   using Type = memory::data_type;
   const auto add = [&](const char* name, Type x, Type w, Type y) {
-    list.emplace_back(name, [=](int copies) { return std::make_unique<OneDnn>(s, x, w, y, copies); });
+    list.emplace_back(s.order == WeightOrder::packed ? name : std::string(name) + " unpacked", [=](int copies) { return std::make_unique<OneDnn>(s, x, w, y, copies); });
   };
   if (has_onednn && arithmetic == Arithmetic::f32) add("oneDNN f32", Type::f32, Type::f32, Type::f32);
   if (has_onednn && arithmetic == Arithmetic::int8) {

@@ -15,8 +15,11 @@
 
 namespace quantfuse::cli {
 
+enum class WeightOrder { packed, nk, kn };  // packed: as a library likes it best, ahead of time
+
 struct Shape {  // y[m, n] = x[m, k] w[n, k]^T
   int64_t m = 0, n = 0, k = 0;
+  WeightOrder order = WeightOrder::packed;
 };
 
 enum class Arithmetic { f32, int8 };

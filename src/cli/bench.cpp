@@ -58,10 +58,10 @@ std::vector<std::string> cells_of(const Row& row) {
   const bool has_work = row.flops > 0;
   std::string compared;
   if (row.baseline) {
-    compared = fmt::format("{:.2f}x {}", row.baseline->timing.us / row.timing.us, row.baseline->name);
+    compared = fmt::format("{:.2f}x {}", times_as_long(row.baseline->timing, row.timing), row.baseline->name);
   }
   if (row.plain) {
-    const double cost = 100 * (row.timing.us / row.plain->us - 1);
+    const double cost = 100 * (times_as_long(row.timing, *row.plain) - 1);
     compared += fmt::format("{}epilogue {:+.1f}%", compared.empty() ? "" : "; ", cost);
   }
   if (row.timing.joules > 0) {

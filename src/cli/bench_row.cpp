@@ -52,7 +52,8 @@ std::optional<Comparison> comparison_of(const Spec& spec) {
   }
   if (const auto* s = std::get_if<cases::ScaledMmSpec>(&spec)) {
     const bool is_int8 = is_integer(s->a_format);
-    return Comparison{{s->m, s->n, s->k}, is_int8 ? Arithmetic::int8 : Arithmetic::f32, is_int8};
+    const WeightOrder order = s->b_order == QF_NK ? WeightOrder::nk : WeightOrder::kn;
+    return Comparison{{s->m, s->n, s->k, order}, is_int8 ? Arithmetic::int8 : Arithmetic::f32, is_int8};
   }
   return std::nullopt;
 }
@@ -228,7 +229,7 @@ Json row_json(const Row& row) {
   json["roofline"] = row.limit_us > 0 ? Json(row.limit_us / row.timing.us) : Json();
   json["baseline"] = row.baseline ? Json(row.baseline->name) : Json();
   json["baseline_us"] = row.baseline ? Json(row.baseline->timing.us) : Json();
-  json["speedup"] = row.baseline ? Json(row.baseline->timing.us / row.timing.us) : Json();
+  json["speedup"] = row.baseline ? Json(times_as_long(row.baseline->timing, row.timing)) : Json();
   json["plain_us"] = row.plain ? Json(row.plain->us) : Json();
   json["bytes"] = static_cast<int64_t>(row.bytes);
   json["limit_us"] = row.limit_us > 0 ? Json(row.limit_us) : Json();

@@ -149,13 +149,14 @@ QF_TARGET("avx2") double dot_avx2(int64_t iterations) {
 }
 
 QF_TARGET("avx512f,avx512vnni") double dot_vnni(int64_t iterations) {
-  __m512i acc[kAccumulators];
-  for (int j = 0; j < kAccumulators; ++j) acc[j] = _mm512_set1_epi32(j);
+  using Sums = int32_t __attribute__((vector_size(64)));  // GCC copies sums of __m512i at every product
+  Sums acc[kAccumulators];
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = (Sums)_mm512_set1_epi32(j);
   const __m512i a = _mm512_set1_epi8(3);
   for (int64_t i = 0; i < iterations; ++i) {
-    for (auto& x : acc) x = _mm512_dpbusd_epi32(x, a, a);
+    for (auto& x : acc) x = (Sums)_mm512_dpbusd_epi32((__m512i)x, a, a);
   }
-  for (const auto& x : acc) acc[0] = _mm512_add_epi32(acc[0], x);
+  for (const auto& x : acc) acc[0] += x;
   return first_of<int32_t>(acc);
 }
 

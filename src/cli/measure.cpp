@@ -15,7 +15,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr size_t kMinSamples = 20, kMinSlowSamples = 5, kMaxSamples = 200000;
+constexpr size_t kMinSamples = 20, kMinSlowSamples = 5, kMaxSamples = 200000, kTurns = 7;
 constexpr double kClockResolution =
     5e-6;  // a sample is at least this long: 100 times what reading the clock costs
 constexpr double kMaxCopyBytes = 2e9;
@@ -29,7 +29,14 @@ Timing summarize(std::vector<double> us) {
   const auto at = [&](double fraction) {
     return us[static_cast<size_t>(std::lround(fraction * (us.size() - 1)))];
   };
-  return {at(0.5), at(0.1), at(0.9), us.size()};
+  return {at(0.5), at(0.1), at(0.9), us.size(), 0, {}};
+}
+
+double times_as_long(const Timing& timing, const Timing& other) {
+  if (timing.turns_us.size() != other.turns_us.size() || timing.turns_us.empty()) return timing.us / other.us;
+  std::vector<double> ratios;
+  for (size_t i = 0; i < timing.turns_us.size(); ++i) ratios.push_back(timing.turns_us[i] / other.turns_us[i]);
+  return summarize(ratios).us;
 }
 
 namespace {
@@ -53,8 +60,8 @@ class Sampler {
   }
   // 1 / turns of all samples.
   void take_turn(double seconds, size_t turns) {
-    const size_t least = us_.size() + kMinSamples / turns,
-                 least_slow = us_.size() + kMinSlowSamples / turns + 1;
+    const size_t first = us_.size(), least = first + kMinSamples / turns,
+                 least_slow = first + kMinSlowSamples / turns + 1;
     for (const auto start = Clock::now(); us_.size() < kMaxSamples;) {
       const double elapsed = seconds_since(start) * static_cast<double>(turns);
       if (us_.size() >= least && elapsed >= seconds) break;
@@ -63,8 +70,13 @@ class Sampler {
       for (int i = 0; i < calls_per_sample_; ++i) next();
       us_.push_back(seconds_since(sample) * 1e6 / calls_per_sample_);
     }
+    turns_us_.push_back(summarize({us_.begin() + static_cast<std::ptrdiff_t>(first), us_.end()}).us);
   }
-  Timing timing() { return summarize(std::move(us_)); }
+  Timing timing() {
+    Timing timing = summarize(std::move(us_));
+    timing.turns_us = std::move(turns_us_);
+    return timing;
+  }
 
  private:
   void next() {
@@ -74,7 +86,7 @@ class Sampler {
 
   Contender contender_;
   int copy_ = 0, calls_per_sample_ = 1;
-  std::vector<double> us_;
+  std::vector<double> us_, turns_us_;
 };
 
 }  // namespace
@@ -86,7 +98,7 @@ Timing measure(Contender contender, double seconds) {
 std::vector<Timing> measure_in_turns(std::vector<Contender> contenders, double seconds) {
   std::vector<Sampler> samplers;
   for (Contender& contender : contenders) samplers.emplace_back(std::move(contender));
-  const size_t turns = samplers.size() > 1 ? 4 : 1;
+  const size_t turns = samplers.size() > 1 ? kTurns : 1;
   for (size_t turn = 0; turn < turns; ++turn) {
     for (Sampler& sampler : samplers) {
       let_idle_threads_sleep();

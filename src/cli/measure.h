@@ -13,9 +13,14 @@ struct Timing {
   double us = 0;  // the median
   double us_p10 = 0, us_p90 = 0;
   size_t samples = 0;
-  double joules = 0;  // of a call; 0: not measured
+  double joules = 0;             // of a call; 0: not measured
+  std::vector<double> turns_us;  // the median of each turn, where several took turns
 };
 Timing summarize(std::vector<double> microseconds);
+
+// How many times as long as `other` it takes. Of two that took turns, the median over the turns: a machine that
+// changes its speed in between changes it for both.
+double times_as_long(const Timing& timing, const Timing& other);
 
 // What is timed: call(0), call(1), ... call(copies - 1), call(0), ...
 struct Contender {

@@ -156,4 +156,16 @@ QF_INLINE void choose_tile_rows(int64_t rows, const Body& body) {
   }
 }
 
+// Brings words of `count` rows, `stride` apart, into the order of a tile: out [step][count].
+template <class Word>
+QF_INLINE void interleave_rows(const Word* rows, int64_t stride, int64_t count, int64_t steps, Word* out) {
+  choose_tile_rows(
+      count, [&](auto mt) __attribute__((always_inline)) {
+        for (int64_t step = 0; step < steps; ++step, out += mt.value) {
+          unrolled<mt.value>([&](auto m)
+                                 __attribute__((always_inline)) { out[m] = rows[m * stride + step]; });
+        }
+      });
+}
+
 }  // namespace quantfuse

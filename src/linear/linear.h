@@ -38,6 +38,8 @@ struct Problem {
   QF_HD bool has_act_quant() const { return act_format != QF_FORMAT_NONE; }
   QF_HD bool is_whole_row_act() const { return act_group >= k; }
   QF_HD bool is_gated() const { return weight.is_gated; }
+  // y is the sums themselves.
+  bool is_plain_sum() const { return !is_gated() && !bias && activation == QF_IDENTITY && !residual; }
 };
 
 struct Op {

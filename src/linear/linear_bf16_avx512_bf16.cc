@@ -83,10 +83,11 @@ struct Bf16Arithmetic {
                                      void*, int32_t* x) {
     const int32_t* k_map = c.p.packed.k_map();
     const Pairs& pairs = c.p.weight.format == QF_BF16 ? kNeighbours : kPairsOfCodes;
-    for (int64_t i = 0; i < rows; ++i) {
-      const auto* from = c.p.x.row<const uint16_t>(c.to.first_row + row + i);
-      for (int64_t s = 0; s < c.num_segments; ++s) {
-        const int64_t begin = c.segments[s].begin, length = c.segments[s].end - begin;
+    for (int64_t s = 0; s < c.num_segments; ++s) {
+      const int64_t begin = c.segments[s].begin, length = c.segments[s].end - begin;
+      int32_t words[kMaxTileRows][linear::kFloatSegment / 2];
+      for (int64_t i = 0; i < rows; ++i) {
+        const auto* from = c.p.x.row<const uint16_t>(c.to.first_row + row + i);
         uint16_t run[linear::kFloatSegment] = {};
         if (k_map) {
           for (int64_t k = 0; k < length; ++k) run[k] = k_map[begin + k] < 0 ? 0 : from[k_map[begin + k]];
@@ -94,15 +95,16 @@ struct Bf16Arithmetic {
           const int64_t count = c.p.k - begin < length ? c.p.k - begin : length;
           __builtin_memcpy(run, from + begin, static_cast<size_t>(count) * 2);
         }
-        int32_t* out = x + begin / 2 * c.rows + row * (length / 2) + i;
+        int32_t* word = words[i];
         for (int64_t k = 0; k < length; k += 8) {
           for (const int first : pairs.first) {
             const uint32_t second = run[k + first + pairs.distance];
-            *out = static_cast<int32_t>(run[k + first] | second << 16);
-            out += rows;
+            *word++ = static_cast<int32_t>(run[k + first] | second << 16);
           }
         }
       }
+      interleave_rows(words[0], linear::kFloatSegment / 2, rows, length / 2,
+                      x + begin / 2 * c.rows + row * (length / 2));
     }
   }
 };

@@ -64,27 +64,32 @@ QF_INLINE void load_inputs(const Problem& p, int64_t r, int64_t begin, int64_t e
   }
 }
 
-// Rows [row, row + rows) of a batch, a tile. `ordered` has room for a row where columns are reordered.
+// Rows [row, row + rows) of a batch, a tile. `ordered` has room for them where columns are reordered.
 template <class S>
 QF_INLINE void prepare_float_tile(const Batch<float>& c, int64_t row, int64_t rows, float* scales,
                                   float* ordered, float* x) {
   const Problem& p = c.p;
   const int32_t* k_map = p.packed.k_map();
+  const int64_t r0 = c.to.first_row + row, ordered_stride = round_up(p.k, 16);
+  const float* row_scales[kMaxTileRows] = {};
   for (int64_t i = 0; i < rows; ++i) {
-    const int64_t r = c.to.first_row + row + i;
-    const float* row_scales = p.has_act_quant() ? input_scales<S>(p, r, scales) : nullptr;
-    if (k_map) load_inputs<S>(p, r, 0, p.k, row_scales, ordered);
-    for (int64_t s = 0; s < c.num_segments; ++s) {
-      const int64_t begin = c.segments[s].begin, end = c.segments[s].end;
-      float run[kFloatSegment] = {};
+    if (p.has_act_quant()) row_scales[i] = input_scales<S>(p, r0 + i, scales + i * c.plan.act_groups);
+    if (k_map) load_inputs<S>(p, r0 + i, 0, p.k, row_scales[i], ordered + i * ordered_stride);
+  }
+  for (int64_t s = 0; s < c.num_segments; ++s) {
+    const int64_t begin = c.segments[s].begin, end = c.segments[s].end;
+    alignas(64) float runs[kMaxTileRows][kFloatSegment];
+    for (int64_t i = 0; i < rows; ++i) {
       if (k_map) {
-        for (int64_t k = begin; k < end; ++k) run[k - begin] = k_map[k] < 0 ? 0.0f : ordered[k_map[k]];
+        const float* from = ordered + i * ordered_stride;
+        for (int64_t k = begin; k < end; ++k) runs[i][k - begin] = k_map[k] < 0 ? 0.0f : from[k_map[k]];
       } else {
-        load_inputs<S>(p, r, begin, end < p.k ? end : p.k, row_scales, run);
+        const int64_t last = end < p.k ? end : p.k;
+        load_inputs<S>(p, r0 + i, begin, last, row_scales[i], runs[i]);
+        for (int64_t k = last; k < end; ++k) runs[i][k - begin] = 0.0f;
       }
-      float* out = x + begin * c.rows + row * (end - begin) + i;
-      for (int64_t k = 0; k < end - begin; ++k) out[k * rows] = run[k];
     }
+    interleave_rows(runs[0], kFloatSegment, rows, end - begin, x + begin * c.rows + row * (end - begin));
   }
 }
 
@@ -101,6 +106,13 @@ struct FloatArithmetic {
     prepare_float_tile<S>(c, row, rows, scales, static_cast<float*>(ordered), x);
   }
 };
+
+template <class S, class Word>
+__attribute__((noinline)) void finish_floats(const Batch<Word>& c, int64_t row, int64_t panel, int64_t panels,
+                                             const float* totals) {
+  finish_row<S>(c.p, c.to, c.to.first_row + row, panel, panels,
+                [&](int64_t i) __attribute__((always_inline)) { return S::load(totals + i); });
+}
 
 // ---- m <= kDirectRows ----
 
@@ -161,7 +173,7 @@ __attribute__((noinline)) void direct_panels(const Batch<typename A::Dot::Word>&
       S::store(total, S::fma(sum, scales.at(v), S::load(total)));
     });
   }
-  for (int m = 0; m < MT; ++m) finish_row<S>(c.p, c.to, c.to.first_row + m, panel, NP, totals[m][0], 1.0f);
+  for (int m = 0; m < MT; ++m) finish_floats<S>(c, m, panel, NP, totals[m][0]);
 }
 
 template <class A, qf_format Format, bool HasZeros>
@@ -190,13 +202,15 @@ __attribute__((noinline)) void add_tile(const Batch<typename Dot::Word>& c,
                                         const TileOfWork<typename Dot::Word>& t) {
   using S = typename Dot::S;
   const Segment& segment = c.segments[t.s];
+  fetch_totals<S, MT, NP>(t.totals);
   Tile<Dot, MT, NP> tile;
   tile.clear();
   tile.add(t.x, t.w, t.w_stride, (segment.end - segment.begin) / Dot::kPerWord, t.ahead);
   const PanelScales<S, NP> scales(c.p.packed, t.panel, segment.group);
+  float* const totals = t.totals;
   tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-    float* total = t.totals + m * kTotalsStride<S> + v * S::kLanes;
-    S::store(total, S::fma(sum, scales.at(v), t.s == 0 ? S::zero() : S::load(total)));
+    float* total = totals + m * kTotalsStride<S> + v * S::kLanes;
+    S::store(total, S::fma(sum, scales.at(v), S::load(total)));
   });
 }
 
@@ -232,7 +246,7 @@ struct FloatWork {
     add_tile<Dot, MT, NP>(batch, t);
   }
   QF_INLINE void finish(int64_t row, int64_t panel, int64_t panels, const float* totals) const {
-    finish_row<S>(batch.p, batch.to, batch.to.first_row + row, panel, panels, totals, 1.0f);
+    finish_floats<S>(batch, row, panel, panels, totals);
   }
 };
 

@@ -25,10 +25,11 @@ inline constexpr int64_t kMaxIntLength = 65536;
 
 struct IntBatch : Batch<int32_t> {
   const float* scales;  // [row][act groups]
-  const int32_t* sums;  // [row][segments]: of x's codes
-  bool has_int_totals;  // one scale for all of k: int32 totals, and one sum of x in place of [segments]
+  const int32_t* sums;  // [segment][row]: of x's codes
+  bool has_int_totals;  // one scale for all of k: int32 totals, and the sums of x are over all segments
 
   bool has_group_scales() const { return plan.act_groups > 1; }
+  int64_t sums_at(int64_t segment, int64_t row) const { return (has_int_totals ? 0 : segment) * rows + row; }
 };
 
 QF_INLINE Verdict accepts_int(const Problem& p, int lanes) {
@@ -65,51 +66,49 @@ QF_INLINE int32_t load_codes(const Problem& p, int64_t r, int64_t k, int64_t n, 
   return sum;
 }
 
-// Row `row` of a batch, number `lane` of `tile_rows` in its tile.
+// Rows [row, row + rows) of a batch, a tile. `ordered` has room for them where columns are reordered.
 template <class S>
-QF_INLINE void prepare_int_row(const IntBatch& c, int64_t row, int64_t lane, int64_t tile_rows, float* scales,
-                               int32_t* sums, int8_t* ordered, int32_t* x) {
+QF_INLINE void prepare_int_tile(const IntBatch& c, int64_t row, int64_t rows, float* scales, int32_t* sums,
+                                int8_t* ordered, int32_t* x) {
   const Problem& p = c.p;
   const int32_t* k_map = p.packed.k_map();
-  const int64_t r = c.to.first_row + row;
-  const float* row_scales = input_scales<S>(p, r, scales);
-  if (row_scales != scales) {
-    for (int64_t g = 0; g < c.plan.act_groups; ++g) scales[g] = row_scales[g];
+  const int64_t r0 = c.to.first_row + row, ordered_stride = round_up(p.k, 16);
+  for (int64_t i = 0; i < rows; ++i) {
+    float* own = scales + i * c.plan.act_groups;
+    const float* given = input_scales<S>(p, r0 + i, own);
+    if (given != own) {
+      for (int64_t g = 0; g < c.plan.act_groups; ++g) own[g] = given[g];
+    }
+    // One scale: accepts() sees to that.
+    if (k_map) load_codes<S>(p, r0 + i, 0, p.k, own[0], ordered + i * ordered_stride);
   }
-  if (k_map) load_codes<S>(p, r, 0, p.k, row_scales[0], ordered);  // one scale: accepts() sees to that
   for (int64_t s = 0; s < c.num_segments; ++s) {
     const Segment& segment = c.segments[s];
-    alignas(64) int8_t codes[kIntSegment] = {};
     const int64_t length = segment.end - segment.begin;
-    int32_t sum = 0;
-    if (k_map) {
-      for (int64_t i = 0; i < length; ++i) {
-        const int32_t k = k_map[segment.begin + i];
-        sum += codes[i] = k < 0 ? 0 : ordered[k];
+    alignas(64) int32_t words[kMaxTileRows][kIntSegment / 4];
+    for (int64_t i = 0; i < rows; ++i) {
+      auto* codes = reinterpret_cast<int8_t*>(words[i]);
+      int32_t sum = 0;
+      if (k_map) {
+        for (int64_t k = 0; k < length; ++k) {
+          const int32_t from = k_map[segment.begin + k];
+          sum += codes[k] = from < 0 ? 0 : ordered[i * ordered_stride + from];
+        }
+      } else {
+        const int64_t count = segment.end < p.k ? length : p.k - segment.begin;
+        const float scale = scales[i * c.plan.act_groups + segment.act_group];
+        sum = load_codes<S>(p, r0 + i, segment.begin, count, scale, codes);
+        for (int64_t k = count; k < length; ++k) codes[k] = 0;
       }
-    } else {
-      const int64_t count = segment.end < p.k ? length : p.k - segment.begin;
-      sum = load_codes<S>(p, r, segment.begin, count, row_scales[segment.act_group], codes);
-      for (int64_t i = count; i < length; ++i) codes[i] = 0;
+      int32_t& to = sums[c.sums_at(s, row + i)];
+      to = c.has_int_totals && s > 0 ? to + sum : sum;
     }
-    sums[c.has_int_totals ? 0 : s] = sum + (c.has_int_totals && s > 0 ? sums[0] : 0);
-    int32_t* out = x + segment.begin / 4 * c.rows + (row - lane) * (length / 4) + lane;
-    for (int64_t i = 0; i < length / 4; ++i) {
-      int32_t word;
-      __builtin_memcpy(&word, codes + 4 * i, 4);
-      out[i * tile_rows] = word;
-    }
+    interleave_rows(words[0], kIntSegment / 4, rows, length / 4,
+                    x + segment.begin / 4 * c.rows + row * (length / 4));
   }
 }
 
 // ---- Products ----
-
-// (sum - (offset + zero) * sum of x) as floats.
-template <class S>
-QF_INLINE typename S::F subtract_zeros(typename S::I sum, int32_t offset, const float* zeros, int32_t x_sum) {
-  const auto t = S::to_float(S::sub(sum, S::set1(offset * x_sum)));
-  return zeros ? S::fnma(S::load(zeros), S::set1(static_cast<float>(x_sum)), t) : t;
-}
 
 template <class Simd, qf_format Format>
 struct IntWork {
@@ -140,6 +139,7 @@ struct IntWork {
   template <int MT, int NP>
   __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {
     const int64_t steps = (batch.segments[t.s].end - batch.segments[t.s].begin) / 4;
+    fetch_totals<S, MT, NP>(t.totals);
     Tile<Dot, MT, NP> tile;
     begin(tile, t);
     if (Format == QF_INT8 && batch.rows == MT) {  // one tile, which reads the codes from memory
@@ -149,58 +149,83 @@ struct IntWork {
     }
     end(tile, t);
   }
+  // A sum begins at -offset * (sum of x), so that codes may be multiplied as they are stored.
   template <int MT, int NP>
   QF_INLINE void begin(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
-    if (!batch.has_int_totals || t.s == 0) return tile.clear();
-    tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-      sum = S::sums(S::load_i(int_totals(t) + m * kTotalsStride<S> + v * L));
-    });
+    const int32_t* x_sums = batch.sums + batch.sums_at(t.s, t.row);
+    const int32_t* totals = int_totals(t);
+    if (batch.has_int_totals && t.s > 0) {
+      tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+        sum = S::sums(S::load_i(totals + m * kTotalsStride<S> + v * L));
+      });
+    } else {
+      tile.each([&](auto& sum, auto m, auto) __attribute__((always_inline)) {
+        sum = S::sums(S::set1(-kOffset * x_sums[m]));
+      });
+    }
   }
   template <int MT, int NP>
   QF_INLINE void end(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
-    if (!batch.has_int_totals) return flush(tile, t);
+    if (!batch.has_int_totals) {
+      return choose_bool(
+          batch.p.packed.zeros(t.panel) != nullptr, [&](auto has_zeros) __attribute__((always_inline)) {
+            choose_bool(
+                batch.has_group_scales(), [&](auto has_group_scales) __attribute__((always_inline)) {
+                  flush<has_zeros.value, has_group_scales.value>(tile, t);
+                });
+          });
+    }
+    int32_t* const totals = int_totals(t);
     tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-      S::store_i(int_totals(t) + m * kTotalsStride<S> + v * L, S::ints(sum));
+      S::store_i(totals + m * kTotalsStride<S> + v * L, S::ints(sum));
     });
   }
   QF_INLINE static int32_t* int_totals(const TileOfWork<int32_t>& t) {
     return reinterpret_cast<int32_t*>(t.totals);
   }
-  // totals += scale * (sums - (offset + zero) * sum of x)
-  template <int MT, int NP>
+  // totals += scale * (sums - zero * sum of x)
+  template <bool HasZeros, bool HasGroupScales, int MT, int NP>
   QF_INLINE void flush(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
     const Segment& segment = batch.segments[t.s];
     const int64_t group = segment.group * 2 * L, panel_stride = batch.plan.num_groups * 2 * L;
-    const float *scales = batch.p.packed.scales(t.panel) + group, *zeros = batch.p.packed.zeros(t.panel);
-    const bool has_group_scales = batch.has_group_scales();
+    const float* scales = batch.p.packed.scales(t.panel) + group;
+    [[maybe_unused]] const float* zeros = HasZeros ? batch.p.packed.zeros(t.panel) + group : nullptr;
+    [[maybe_unused]] const int32_t* x_sums = batch.sums + batch.sums_at(t.s, t.row);
+    const int64_t act_groups = batch.plan.act_groups;
+    [[maybe_unused]] const float* x_scales = batch.scales + t.row * act_groups + segment.act_group;
+    float* const totals = t.totals;
     tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-      const int64_t at = v / 2 * panel_stride + v % 2 * L, row = t.row + m;
-      float* total = t.totals + m * kTotalsStride<S> + v * L;
-      const auto value = subtract_zeros<S>(S::ints(sum), kOffset, zeros ? zeros + group + at : nullptr,
-                                           batch.sums[row * batch.plan.max_segments + t.s]);
-      auto scale = S::load(scales + at);
-      if (has_group_scales) {
-        scale = S::mul(scale, S::set1(batch.scales[row * batch.plan.act_groups + segment.act_group]));
+      const int64_t at = v / 2 * panel_stride + v % 2 * L;
+      float* total = totals + m * kTotalsStride<S> + v * L;
+      auto value = S::to_float(S::ints(sum));
+      if constexpr (HasZeros) {
+        value = S::fnma(S::load(zeros + at), S::set1(static_cast<float>(x_sums[m])), value);
       }
-      S::store(total, S::fma(value, scale, t.s == 0 ? S::zero() : S::load(total)));
+      auto scale = S::load(scales + at);
+      if constexpr (HasGroupScales) scale = S::mul(scale, S::set1(x_scales[m * act_groups]));
+      S::store(total, S::fma(value, scale, S::load(total)));
     });
   }
 
-  QF_INLINE void finish(int64_t row, int64_t panel, int64_t panels, const float* totals) const {
-    const float x_scale =
-        batch.plan.act_groups == 1 ? batch.scales[row] : 1.0f;  // there is none where k is 0
-    alignas(64) float values[kTotalsStride<S>];
-    if (batch.has_int_totals) {
-      const auto* sums = reinterpret_cast<const int32_t*>(totals);
-      const float *scales = batch.p.packed.scales(panel), *zeros = batch.p.packed.zeros(panel);  // one group
-      for (int64_t i = 0; i < panels * 2 * L; i += L) {
-        const auto value = subtract_zeros<S>(S::load_i(sums + i), kOffset, zeros ? zeros + i : nullptr,
-                                             batch.sums[row * batch.plan.max_segments]);
-        S::store(values + i, S::mul(value, S::load(scales + i)));
-      }
-      totals = values;
+  __attribute__((noinline)) void finish(int64_t row, int64_t panel, int64_t panels,
+                                        const float* totals) const {
+    // There is no scale of x where k is 0.
+    const auto x_scale = S::set1(batch.plan.act_groups == 1 ? batch.scales[row] : 1.0f);
+    const int64_t r = batch.to.first_row + row;
+    if (!batch.has_int_totals) {
+      return finish_row<S>(
+          batch.p, batch.to, r, panel, panels,
+          [&](int64_t i) __attribute__((always_inline)) { return S::mul(S::load(totals + i), x_scale); });
     }
-    finish_row<S>(batch.p, batch.to, batch.to.first_row + row, panel, panels, totals, x_scale);
+    const auto* sums = reinterpret_cast<const int32_t*>(totals);
+    const float *scales = batch.p.packed.scales(panel), *zeros = batch.p.packed.zeros(panel);  // one group
+    const auto x_sum = S::set1(static_cast<float>(batch.sums[row]));
+    finish_row<S>(
+        batch.p, batch.to, r, panel, panels, [&](int64_t i) __attribute__((always_inline)) {
+          auto value = S::to_float(S::load_i(sums + i));
+          if (zeros) value = S::fnma(S::load(zeros + i), x_sum, value);
+          return S::mul(S::mul(value, S::load(scales + i)), x_scale);
+        });
   }
 };
 
@@ -281,12 +306,10 @@ QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
         plan.num_groups == 1 && plan.act_groups == 1 && plan.k_padded <= kMaxIntLength;
     const IntBatch batch = {
         {p, plan, segments, num_segments, x, rows, tile_rows, to}, scales, sums, has_int_totals};
-    parallel_ranges(rows, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const int64_t first = row / tile_rows * tile_rows,
-                      count = rows - first < tile_rows ? rows - first : tile_rows;
-        prepare_int_row<S>(batch, row, row - first, count, scales + row * plan.act_groups,
-                           sums + row * plan.max_segments, ordered + row * round_up(p.k, 16), x);
+    parallel_ranges(ceil_div(rows, tile_rows), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin * tile_rows; row < end * tile_rows && row < rows; row += tile_rows) {
+        prepare_int_tile<S>(batch, row, rows - row < tile_rows ? rows - row : tile_rows,
+                            scales + row * plan.act_groups, sums, ordered + row * round_up(p.k, 16), x);
       }
     });
     multiply_int<S>(batch);

@@ -7,9 +7,8 @@
 // every thread takes a range of panels for a chunk of rows:
 //
 //   for a few panels       their totals are on the stack
-//     for a block of k     x of the chunk's rows stays in the L2 cache for all of these panels
-//       for each pair of panels, for each segment of k: decode the codes into the L1 cache
-//         for each tile of rows: product of the tile, times the scale, added to the totals
+//     for each pair of them, for each segment of k: decode the codes into the L1 cache
+//       for each tile of rows: product of the tile, times the scale, added to the totals
 //     epilogue of the panels
 #pragma once
 
@@ -32,9 +31,10 @@ struct Segment {
 // from L1.
 inline constexpr int64_t kDirectRows = 4;
 inline constexpr int64_t kMinPartProducts = 48 * 1024;  // worth a thread, to start which takes 1 to 2 us
-inline constexpr int64_t kMaxChunkRows = 192;           // decoding is then a twentieth of the work, or less
-inline constexpr int64_t kTilesOfPanels = 2;            // their totals: 2 x 192 rows x 64 floats, 96 KB
-inline constexpr int64_t kBlockBytes = 768 * 1024;  // of prepared x: an L2 cache of 1.25 MB holds it beside w
+inline constexpr int64_t kTilesOfPanels = 2;            // that go through the epilogue together
+inline constexpr int64_t kMaxChunkRows = 288;           // totals of 128 floats each: 144 KB
+inline constexpr int64_t kMinChunkRows = 128;           // fewer do not pay for decoding
+inline constexpr int64_t kChunkBytes = 768 * 1024;  // of prepared x: an L2 cache of 1.25 MB holds it beside w
 inline constexpr int64_t kPreparedBytes = 32 * 1024 * 1024;  // of prepared x in the workspace
 
 // Sizes of a call and its workspace. XBytes is the size of one prepared number.
@@ -145,27 +145,33 @@ inline constexpr int64_t kGroupPanels = kTilesOfPanels* kMaxTilePanels<S>;
 template <class S>
 inline constexpr int64_t kTotalsStride = kGroupPanels<S> * 2 * S::kLanes;
 
-// The epilogue of one row of up to kGroupPanels panels: totals are sums of their columns, to be multiplied by
-// x_scale.
-template <class S>
-__attribute__((noinline)) void finish_row(const Problem& p, const Destination& to, int64_t row, int64_t panel,
-                                          int64_t panels, const float* totals, float x_scale) {
+// The epilogue of one row of up to kGroupPanels panels. sums(i) is a vector of the sums of their columns from
+// i on.
+template <class S, class Sums>
+QF_INLINE void finish_row(const Problem& p, const Destination& to, int64_t row, int64_t panel, int64_t panels,
+                          const Sums& sums) {
   constexpr int64_t L = S::kLanes;
-  const auto scale = S::set1(x_scale);
-  alignas(64) float values[kTotalsStride<S>];
   const int64_t panel_cols = p.weight.is_gated ? L : 2 * L, col = panel * panel_cols;  // of y
   const int64_t count = p.n_out - col < panels * panel_cols ? p.n_out - col : panels * panel_cols;
+  if (p.is_plain_sum() && !p.out.is_quantized()) {
+    return choose_float(
+        p.out.y.dtype, [&](auto type) __attribute__((always_inline)) {
+          auto* out = p.out.y.row<typename decltype(type)::type>(row) + col;
+          for (int64_t i = 0; i < count; i += L) S::store(out + i, sums(i), count - i);
+        });
+  }
+  alignas(64) float values[kTotalsStride<S>];
   for (int64_t i = 0; i < count; i += L) {
     typename S::F y;
     if (p.weight.is_gated) {
-      auto gate = S::mul(S::load(totals + 2 * i), scale), up = S::mul(S::load(totals + 2 * i + L), scale);
+      auto gate = sums(2 * i), up = sums(2 * i + L);
       if (p.bias) {
         gate = S::add(gate, load_some<S>(p.bias.dtype, p.bias.data, col + i, count - i));
         up = S::add(up, load_some<S>(p.bias.dtype, p.bias.data, p.n_out + col + i, count - i));
       }
       y = S::mul(activate<S>(p.activation, gate), up);
     } else {
-      y = S::mul(S::load(totals + i), scale);
+      y = sums(i);
       if (p.bias) y = S::add(y, load_some<S>(p.bias.dtype, p.bias.data, col + i, count - i));
       y = activate<S>(p.activation, y);
     }
@@ -206,9 +212,12 @@ struct PanelScales {
   }
 };
 
-// Rows of a chunk: whole tiles, and about the same number in every chunk.
-QF_INLINE int64_t chunk_rows_for(int64_t rows, int64_t tile_rows) {
-  const int64_t tiles = ceil_div(rows, tile_rows), chunks = ceil_div(tiles, kMaxChunkRows / tile_rows);
+// Rows of a chunk: whole tiles, and about the same number in every chunk. As many as the L2 cache holds, if
+// these are enough; else x streams past every pair of panels, and the more rows, the less decoding.
+QF_INLINE int64_t chunk_rows_for(int64_t rows, int64_t row_bytes, int64_t tile_rows) {
+  const int64_t held = kChunkBytes / (row_bytes + 1);
+  const int64_t most = held < kMinChunkRows || held > kMaxChunkRows ? kMaxChunkRows : held;
+  const int64_t tiles = ceil_div(rows, tile_rows), chunks = ceil_div(tiles, most / tile_rows);
   return chunks == 0 ? tile_rows : ceil_div(tiles, chunks) * tile_rows;
 }
 
@@ -232,7 +241,7 @@ struct Batch {
 //   load(panel, panels, segment, to)       the segment of w, decoded into `to`, or in place
 //   codes_at(panel, segment)               where its packed codes are
 //   code_bytes(k)                          of a panel
-//   add<MT, NP>(tile)                      totals += product of the tile, times the scale; = in segment 0
+//   add<MT, NP>(tile)                      totals += product of the tile, times the scale
 //   finish(row, panel, panels, totals)     the epilogue
 template <class Word>
 struct TileOfWork {
@@ -245,6 +254,14 @@ struct TileOfWork {
   ShareAhead ahead;
 };
 
+// Totals are in the L2 cache when their tile comes round again: fetched while it multiplies.
+template <class S, int MT, int NP>
+QF_INLINE void fetch_totals(const float* totals) {
+  unrolled<MT * NP * 2>([&](auto i) __attribute__((always_inline)) {
+    __builtin_prefetch(totals + i / (NP * 2) * kTotalsStride<S> + i % (NP * 2) * S::kLanes, 1);
+  });
+}
+
 // Rows [row0, row1) of a batch by panels [begin, end).
 template <class Work>
 __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, int64_t row1, int64_t begin,
@@ -252,50 +269,41 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
   using Dot = typename Work::Dot;
   using S = typename Dot::S;
   using Word = typename Dot::Word;
-  constexpr int64_t kPanels = kMaxTilePanels<S>, kColumns = kPanels * 2 * S::kLanes;
-  alignas(64) Word decoded[Work::kMaxSegment / Dot::kPerWord * kColumns];
+  constexpr int64_t kPanels = kMaxTilePanels<S>;
+  alignas(64) Word decoded[Work::kMaxSegment / Dot::kPerWord * kPanels * 2 * S::kLanes];
   alignas(64) float totals[kMaxChunkRows * kTotalsStride<S>];
   const auto& c = work.batch;
   const int64_t rows = row1 - row0, tiles = ceil_div(rows, c.tile_rows);
-  const int64_t block_length = kBlockBytes * Dot::kPerWord / (rows * static_cast<int64_t>(sizeof(Word)));
 
   for (int64_t first = begin; first < end; first += kGroupPanels<S>) {
     const int64_t last = end - first < kGroupPanels<S> ? end : first + kGroupPanels<S>;
-    if (c.num_segments == 0)
-      __builtin_memset(totals, 0, sizeof totals);  // k = 0; else the first segment does
-    for (int64_t s0 = 0, s1 = 0; s0 < c.num_segments; s0 = s1) {
-      for (s1 = s0 + 1; s1 < c.num_segments; ++s1) {
-        if (c.segments[s1].end - c.segments[s0].begin > block_length) break;
-      }
-      for (int64_t panel = first; panel < last; panel += kPanels) {
-        const int64_t panels = last - panel < kPanels ? last - panel : kPanels;
-        for (int64_t s = s0; s < s1; ++s) {
-          const Segment& segment = c.segments[s];
-          const int64_t steps = (segment.end - segment.begin) / Dot::kPerWord;
-          const int64_t code_bytes = work.code_bytes(segment.end - segment.begin);
-          TileOfWork<Word> tile = {};
-          tile.s = s, tile.panel = panel;
-          tile.w = work.load(panel, panels, segment, decoded, tile.w_stride);
-          const uint8_t* next = s + 1 < s1               ? work.codes_at(panel, c.segments[s + 1])
-                                : panel + kPanels < last ? work.codes_at(panel + kPanels, c.segments[s0])
-                                : s1 < c.num_segments    ? work.codes_at(first, c.segments[s1])
-                                                         : work.codes_at(last, c.segments[0]);
-          tile.ahead = {next, c.p.packed.panel_code_bytes(), ceil_div(2 * code_bytes, steps * tiles)};
-          for (int64_t row = row0; row < row1; row += c.tile_rows) {
-            const int64_t count = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
-            tile.x = c.x + segment.begin / Dot::kPerWord * c.rows + row * steps;
-            tile.row = row;
-            tile.totals = totals + (row - row0) * kTotalsStride<S> + (panel - first) * 2 * S::kLanes;
-            choose_tile_rows(
-                count, [&](auto mt) __attribute__((always_inline)) {
-                  if (kPanels == 2 && panels == 2) {
-                    work.template add<mt.value, kPanels>(tile);
-                  } else {
-                    work.template add<mt.value, 1>(tile);
-                  }
-                });
-            tile.ahead.at += tile.ahead.step * (steps / 2);
-          }
+    __builtin_memset(totals, 0, static_cast<size_t>(rows * kTotalsStride<S>) * sizeof(float));
+    for (int64_t panel = first; panel < last; panel += kPanels) {
+      const int64_t panels = last - panel < kPanels ? last - panel : kPanels;
+      for (int64_t s = 0; s < c.num_segments; ++s) {
+        const Segment& segment = c.segments[s];
+        const int64_t steps = (segment.end - segment.begin) / Dot::kPerWord;
+        const int64_t code_bytes = work.code_bytes(segment.end - segment.begin);
+        TileOfWork<Word> tile = {};
+        tile.s = s, tile.panel = panel;
+        tile.w = work.load(panel, panels, segment, decoded, tile.w_stride);
+        const uint8_t* next = s + 1 < c.num_segments ? work.codes_at(panel, c.segments[s + 1])
+                                                     : work.codes_at(panel + kPanels, c.segments[0]);
+        tile.ahead = {next, c.p.packed.panel_code_bytes(), ceil_div(2 * code_bytes, steps * tiles)};
+        for (int64_t row = row0; row < row1; row += c.tile_rows) {
+          const int64_t count = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
+          tile.x = c.x + segment.begin / Dot::kPerWord * c.rows + row * steps;
+          tile.row = row;
+          tile.totals = totals + (row - row0) * kTotalsStride<S> + (panel - first) * 2 * S::kLanes;
+          choose_tile_rows(
+              count, [&](auto mt) __attribute__((always_inline)) {
+                if (kPanels == 2 && panels == 2) {
+                  work.template add<mt.value, kPanels>(tile);
+                } else {
+                  work.template add<mt.value, 1>(tile);
+                }
+              });
+          tile.ahead.at += tile.ahead.step * (steps / 2);
         }
       }
     }
@@ -315,7 +323,9 @@ QF_INLINE int64_t panel_grain(const Plan& plan, int64_t rows) {
 template <class Work>
 QF_INLINE void multiply_batch(const Work& work) {
   const auto& c = work.batch;
-  const int64_t chunk_rows = chunk_rows_for(c.rows, c.tile_rows), panels = c.plan.num_panels;
+  const int64_t panels = c.plan.num_panels;
+  const int64_t x_row_bytes = c.plan.k_padded * static_cast<int64_t>(sizeof(*c.x)) / Work::Dot::kPerWord;
+  const int64_t chunk_rows = chunk_rows_for(c.rows, x_row_bytes, c.tile_rows);
   const int64_t grain = panel_grain<typename Work::Dot::S>(c.plan, chunk_rows);
   parallel_ranges(ceil_div(c.rows, chunk_rows) * panels, grain, [&](int64_t begin, int64_t end) {
     while (begin < end) {

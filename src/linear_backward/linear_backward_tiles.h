@@ -220,11 +220,11 @@ void pack_tile(const Problem& p, const Batch<S>& batch, int64_t tile) {
         using T = typename decltype(type)::type;
         for (int64_t n = 0; n < p.n; n += S::kLanes) {
           const int64_t count = p.n - n < S::kLanes ? p.n - n : S::kLanes;
+          alignas(64) float values[kMaxTileRows][S::kLanes];
           for (int64_t r = 0; r < rows; ++r) {
-            alignas(64) float values[S::kLanes];
-            S::store(values, S::load(p.dy.row<T>(batch.m0 + tile * batch.tile_rows + r) + n, count));
-            for (int64_t i = 0; i < count; ++i) out[(n + i) * rows + r] = values[i];
+            S::store(values[r], S::load(p.dy.row<T>(batch.m0 + tile * batch.tile_rows + r) + n, count));
           }
+          interleave_rows(values[0], S::kLanes, rows, count, out + n * rows);
         }
       });
 }

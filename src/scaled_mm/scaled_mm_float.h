@@ -43,9 +43,7 @@ __attribute__((noinline)) void prepare_float_tile(const Batch& batch, int64_t ro
       batch.scales_at(s)[row + i] = p.a_scale_at(r, segment.a_group);
     }
     auto* out = reinterpret_cast<float*>(batch.tile_at(segment, row, segment.count));
-    for (int64_t k = 0; k < segment.count; ++k, out += rows) {
-      for (int64_t i = 0; i < rows; ++i) out[i] = values[i][k];
-    }
+    interleave_rows(values[0], kFloatSegment, rows, segment.count, out);
   }
 }
 

@@ -82,21 +82,20 @@ template <class S>
 __attribute__((noinline)) void prepare_int_tile(const Batch& batch, int64_t row) {
   const Problem& p = batch.p;
   const int64_t rows = batch.rows_of_tile(row);
-  alignas(64) int8_t bytes[kMaxTileRows][kIntSegment];
+  alignas(64) int32_t words[kMaxTileRows][kIntSegment / 4];
   uint32_t totals[kMaxTileRows] = {};
   for (int64_t s = 0; s < batch.plan.num_segments; ++s) {
     const Segment& segment = batch.segments[s];
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t r = batch.first_row + row + i;
-      const int32_t sum = load_row_bytes<S>(p, r, segment.begin, segment.count, bytes[i]);
+      const int32_t sum = load_row_bytes<S>(p, r, segment.begin, segment.count,
+                                            reinterpret_cast<int8_t*>(words[i]));
       batch.sums_at(s)[row + i] = sum;
       totals[i] += static_cast<uint32_t>(sum);
       batch.scales_at(s)[row + i] = p.a_scale_at(r, segment.a_group);
     }
-    int32_t* out = batch.tile_at(segment, row, segment.words);
-    for (int64_t w = 0; w < segment.words; ++w, out += rows) {
-      for (int64_t i = 0; i < rows; ++i) __builtin_memcpy(out + i, bytes[i] + 4 * w, 4);
-    }
+    interleave_rows(words[0], kIntSegment / 4, rows, segment.words,
+                    batch.tile_at(segment, row, segment.words));
   }
   for (int64_t i = 0; i < rows; ++i) batch.row_sums()[row + i] = static_cast<int32_t>(totals[i]);
 }
