@@ -146,7 +146,8 @@ std::vector<std::pair<std::string, Make>> candidates(Arithmetic arithmetic, [[ma
 #if defined(QF_HAS_ONEDNN)
   using Type = memory::data_type;
   const auto add = [&](const char* name, Type x, Type w, Type y) {
-    list.emplace_back(s.order == WeightOrder::packed ? name : std::string(name) + " unpacked", [=](int copies) { return std::make_unique<OneDnn>(s, x, w, y, copies); });
+    list.emplace_back(s.order == WeightOrder::packed ? name : std::string(name) + " unpacked",
+                      [=](int copies) { return std::make_unique<OneDnn>(s, x, w, y, copies); });
   };
   if (has_onednn && arithmetic == Arithmetic::f32) add("oneDNN f32", Type::f32, Type::f32, Type::f32);
   if (has_onednn && arithmetic == Arithmetic::int8) {

@@ -35,7 +35,8 @@ Timing summarize(std::vector<double> us) {
 double times_as_long(const Timing& timing, const Timing& other) {
   if (timing.turns_us.size() != other.turns_us.size() || timing.turns_us.empty()) return timing.us / other.us;
   std::vector<double> ratios;
-  for (size_t i = 0; i < timing.turns_us.size(); ++i) ratios.push_back(timing.turns_us[i] / other.turns_us[i]);
+  for (size_t i = 0; i < timing.turns_us.size(); ++i)
+    ratios.push_back(timing.turns_us[i] / other.turns_us[i]);
   return summarize(ratios).us;
 }
 

@@ -18,8 +18,8 @@ struct Timing {
 };
 Timing summarize(std::vector<double> microseconds);
 
-// How many times as long as `other` it takes. Of two that took turns, the median over the turns: a machine that
-// changes its speed in between changes it for both.
+// How many times as long as `other` it takes. Of two that took turns, the median over the turns: a machine
+// that changes its speed in between changes it for both.
 double times_as_long(const Timing& timing, const Timing& other);
 
 // What is timed: call(0), call(1), ... call(copies - 1), call(0), ...

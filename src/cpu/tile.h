@@ -57,20 +57,8 @@ struct NothingAhead {
   QF_INLINE void fetch(const void*, int64_t) {}
 };
 
-// How far ahead codes are fetched that come from memory and are used once: of all panels of a tile
-// together.
+// How far ahead codes are fetched that come from memory and are used once: of all panels together.
 inline constexpr int64_t kBytesAhead = 8192;
-
-// The lines that each panel will come to: for a single tile, whose w comes from memory.
-struct StreamAhead {
-  template <int NP, class Word>
-  QF_INLINE void fetch(const Word* w, int64_t panel_stride) {
-    unrolled<NP>([&](auto q) __attribute__((always_inline)) {
-      const auto* at = reinterpret_cast<const char*>(w + q * panel_stride) + kBytesAhead / NP;
-      for (int line = 0; line < 4; ++line) __builtin_prefetch(at + 64 * line);  // what two steps read
-    });
-  }
-};
 
 // A share of what the tiles will read after all of them have been through this w: they use it so often that
 // the hardware has long stopped to look ahead when the next run of codes is wanted. A little at every step,

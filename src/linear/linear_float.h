@@ -110,8 +110,9 @@ struct FloatArithmetic {
 template <class S, class Word>
 __attribute__((noinline)) void finish_floats(const Batch<Word>& c, int64_t row, int64_t panel, int64_t panels,
                                              const float* totals) {
-  finish_row<S>(c.p, c.to, c.to.first_row + row, panel, panels,
-                [&](int64_t i) __attribute__((always_inline)) { return S::load(totals + i); });
+  finish_row<S>(
+      c.p, c.to, c.to.first_row + row, panel,
+      panels, [&](int64_t i) __attribute__((always_inline)) { return S::load(totals + i); });
 }
 
 // ---- m <= kDirectRows ----

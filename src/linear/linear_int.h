@@ -8,8 +8,8 @@
 //     - offset * (sum of x's codes): the weights are stored with an offset of 8 or 128 to be unsigned
 //     --convert, zero points, scale--> float32 totals
 //
-// INT8 panels are multiplied as they lie in memory. INT4 panels are spread to bytes in registers for m <= 4,
-// and once per segment into L1 for more rows.
+// For m <= 4 codes go from memory to registers. For more rows INT8 panels are multiplied as they lie in
+// memory, and INT4 panels are spread to bytes once per segment, into L1.
 #pragma once
 
 #include "linear/linear_panels.h"
@@ -142,11 +142,7 @@ struct IntWork {
     fetch_totals<S, MT, NP>(t.totals);
     Tile<Dot, MT, NP> tile;
     begin(tile, t);
-    if (Format == QF_INT8 && batch.rows == MT) {  // one tile, which reads the codes from memory
-      tile.add(t.x, t.w, t.w_stride, steps, StreamAhead{});
-    } else {
-      tile.add(t.x, t.w, t.w_stride, steps, t.ahead);
-    }
+    tile.add(t.x, t.w, t.w_stride, steps, t.ahead);
     end(tile, t);
   }
   // A sum begins at -offset * (sum of x), so that codes may be multiplied as they are stored.
@@ -159,9 +155,8 @@ struct IntWork {
         sum = S::sums(S::load_i(totals + m * kTotalsStride<S> + v * L));
       });
     } else {
-      tile.each([&](auto& sum, auto m, auto) __attribute__((always_inline)) {
-        sum = S::sums(S::set1(-kOffset * x_sums[m]));
-      });
+      tile.each([&](auto& sum, auto m, auto)
+                    __attribute__((always_inline)) { sum = S::sums(S::set1(-kOffset * x_sums[m])); });
     }
   }
   template <int MT, int NP>
@@ -214,8 +209,9 @@ struct IntWork {
     const int64_t r = batch.to.first_row + row;
     if (!batch.has_int_totals) {
       return finish_row<S>(
-          batch.p, batch.to, r, panel, panels,
-          [&](int64_t i) __attribute__((always_inline)) { return S::mul(S::load(totals + i), x_scale); });
+          batch.p, batch.to, r, panel, panels, [&](int64_t i) __attribute__((always_inline)) {
+            return S::mul(S::load(totals + i), x_scale);
+          });
     }
     const auto* sums = reinterpret_cast<const int32_t*>(totals);
     const float *scales = batch.p.packed.scales(panel), *zeros = batch.p.packed.zeros(panel);  // one group
@@ -229,58 +225,79 @@ struct IntWork {
   }
 };
 
-// ---- INT4, m <= kDirectRows: nibbles go from memory to registers ----
+// ---- m <= kDirectRows: codes go from memory to registers ----
 
-// Low nibbles are the first 4 k of a word, high ones the next 4.
+// Panels at once: more streams from memory, as far as there are registers.
 template <class S, int MT>
-__attribute__((noinline)) void add_nibble_tile(const IntWork<S, QF_INT4>& work,
-                                               const TileOfWork<int32_t>& t) {
-  constexpr int64_t L = S::kLanes;
+inline constexpr int kDirectIntPanels = (MT <= 2 ? 2 : 1) * kMaxTilePanels<S>;
+
+// A word of INT4 is two of bytes: low nibbles are the first 4 k, high ones the next 4.
+template <class S, qf_format Format, int MT, int NP>
+__attribute__((noinline)) void add_direct(const IntWork<S, Format>& work, const TileOfWork<int32_t>& t) {
+  constexpr int64_t kWordBytes = 8 * S::kLanes;      // of a panel: two vectors of words
+  constexpr int kSteps = Format == QF_INT4 ? 2 : 1;  // of 4 k
   const Segment& segment = work.batch.segments[t.s];
   const uint8_t* w = work.codes_at(t.panel, segment);
+  const int64_t panel_bytes = work.batch.p.packed.panel_code_bytes();
   const int32_t* x = t.x;
-  Tile<ByteDot<S>, MT, 1> tile;
+  Tile<ByteDot<S>, MT, NP> tile;
   work.begin(tile, t);
   const auto low = S::set1(0x0f0f0f0f);
-  for (int64_t i = 0; i < (segment.end - segment.begin) / 8; ++i, x += 2 * MT, w += 8 * L) {
-    __builtin_prefetch(w + kBytesAhead);
-    if constexpr (L == 16) __builtin_prefetch(w + kBytesAhead + 64);
-    unrolled<2>([&](auto v) __attribute__((always_inline)) {
-      const auto word = S::load_i(w + 4 * L * v);
-      const auto first = S::and_(word, low), second = S::and_(S::template shr<4>(word), low);
-      unrolled<MT>([&](auto m) __attribute__((always_inline)) {
-        tile.acc[m][v] = S::dot4(tile.acc[m][v], first, S::set1(x[m]));
-        tile.acc[m][v] = S::dot4(tile.acc[m][v], second, S::set1(x[MT + m]));
+  const int64_t words = (segment.end - segment.begin) / (4 * kSteps);
+  for (int64_t i = 0; i < words; ++i, x += kSteps * MT, w += kWordBytes) {
+    unrolled<NP * 2>([&](auto v) __attribute__((always_inline)) {
+      const uint8_t* at = w + v / 2 * panel_bytes + v % 2 * 4 * S::kLanes;
+      if constexpr (v % 2 == 0 || S::kLanes == 16) __builtin_prefetch(at + kBytesAhead / NP);
+      const auto word = S::load_i(at);
+      unrolled<kSteps>([&](auto step) __attribute__((always_inline)) {
+        auto codes = word;
+        if constexpr (Format == QF_INT4) codes = S::and_(step == 0 ? word : S::template shr<4>(word), low);
+        unrolled<MT>([&](auto m) __attribute__((always_inline)) {
+          tile.acc[m][v] = S::dot4(tile.acc[m][v], codes, S::set1(x[step * MT + m]));
+        });
       });
     });
   }
   work.end(tile, t);
 }
 
-template <class S, int MT>
-__attribute__((noinline)) void multiply_nibbles(const IntBatch& c, int64_t begin, int64_t end) {
-  const IntWork<S, QF_INT4> work = {c};
-  for (int64_t panel = begin; panel < end; ++panel) {
-    alignas(64) float totals[MT * kTotalsStride<S>] = {};  // k may be 0
-    for (int64_t s = 0; s < c.num_segments; ++s) {
-      add_nibble_tile<S, MT>(work, {c.x + c.segments[s].begin / 4 * MT, nullptr, 0, s, 0, panel, totals, {}});
-    }
-    for (int64_t row = 0; row < MT; ++row) work.finish(row, panel, 1, totals + row * kTotalsStride<S>);
+template <class S, qf_format Format, int MT, int NP>
+QF_INLINE void direct_panels(const IntWork<S, Format>& work, int64_t panel) {
+  const IntBatch& c = work.batch;
+  alignas(64) float totals[MT * kTotalsStride<S>] = {};  // k may be 0
+  for (int64_t s = 0; s < c.num_segments; ++s) {
+    add_direct<S, Format, MT, NP>(work,
+                                  {c.x + c.segments[s].begin / 4 * MT, nullptr, 0, s, 0, panel, totals, {}});
   }
+  for (int64_t row = 0; row < MT; ++row) work.finish(row, panel, NP, totals + row * kTotalsStride<S>);
+}
+
+template <class S, qf_format Format>
+QF_INLINE void multiply_direct(const IntWork<S, Format>& work, int64_t begin, int64_t end) {
+  choose_value<1, 2, 3, 4>(
+      static_cast<int>(work.batch.rows), [&](auto rows) __attribute__((always_inline)) {
+        constexpr int NP = kDirectIntPanels<S, rows.value>;
+        int64_t panel = begin;
+        for (; panel + NP <= end; panel += NP) direct_panels<S, Format, rows.value, NP>(work, panel);
+        if constexpr (NP > 1) {
+          for (; panel < end; ++panel) direct_panels<S, Format, rows.value, 1>(work, panel);
+        }
+      });
+}
+
+template <class S, qf_format Format>
+QF_INLINE void multiply_codes(const IntBatch& c) {
+  const IntWork<S, Format> work = {c};
+  if (c.rows > kDirectRows) return multiply_batch(work);
+  parallel_ranges(c.plan.num_panels, panel_grain<S>(c.plan, c.rows),
+                  [&](int64_t begin, int64_t end) { multiply_direct<S, Format>(work, begin, end); });
 }
 
 template <class S>
 QF_INLINE void multiply_int(const IntBatch& c) {
-  if (c.p.weight.format == QF_INT8) return multiply_batch(IntWork<S, QF_INT8>{c});
-  if (c.rows > kDirectRows) return multiply_batch(IntWork<S, QF_INT4>{c});
-  parallel_ranges(c.plan.num_panels, panel_grain<S>(c.plan, c.rows), [&](int64_t begin, int64_t end) {
-    switch (c.rows) {
-      case 1: return multiply_nibbles<S, 1>(c, begin, end);
-      case 2: return multiply_nibbles<S, 2>(c, begin, end);
-      case 3: return multiply_nibbles<S, 3>(c, begin, end);
-      case 4: return multiply_nibbles<S, 4>(c, begin, end);
-    }
-  });
+  choose_value<QF_INT4, QF_INT8>(
+      c.p.weight.format, [&](auto format)
+                             __attribute__((always_inline)) { multiply_codes<S, format.value>(c); });
 }
 
 // ---- The call ----

@@ -88,8 +88,8 @@ __attribute__((noinline)) void prepare_int_tile(const Batch& batch, int64_t row)
     const Segment& segment = batch.segments[s];
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t r = batch.first_row + row + i;
-      const int32_t sum = load_row_bytes<S>(p, r, segment.begin, segment.count,
-                                            reinterpret_cast<int8_t*>(words[i]));
+      const int32_t sum =
+          load_row_bytes<S>(p, r, segment.begin, segment.count, reinterpret_cast<int8_t*>(words[i]));
       batch.sums_at(s)[row + i] = sum;
       totals[i] += static_cast<uint32_t>(sum);
       batch.scales_at(s)[row + i] = p.a_scale_at(r, segment.a_group);
