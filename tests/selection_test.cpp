@@ -97,19 +97,19 @@ std::vector<Row> rows() {
       row("int8 with scales", "scaled_mm_int", product(QF_INT8, kBf16, 16)),
       row("e4m3 with scales", "scaled_mm_float", product(QF_FP8_E4M3, kBf16, 16)),
 
-      row("int4 weight", "linear_float", linear(int4, QF_FORMAT_NONE, 1)),
-      row("int4 weight, many rows", "linear_float", linear(int4, QF_FORMAT_NONE, 64)),
-      row("int4 weight, asymmetric", "linear_float", linear(gptq, QF_FORMAT_NONE, 1)),
-      row("int4 weight, float zeros", "linear_float", linear(float_zero, QF_FORMAT_NONE, 1)),
-      row("int4 weight, offsets", "linear_float", linear(offsets, QF_FORMAT_NONE, 1)),
+      row("int4 weight", "linear_limbs", linear(int4, QF_FORMAT_NONE, 1)),
+      row("int4 weight, many rows", "linear_limbs", linear(int4, QF_FORMAT_NONE, 64)),
+      row("int4 weight, asymmetric", "linear_limbs", linear(gptq, QF_FORMAT_NONE, 1)),
+      row("int4 weight, float zeros", "linear_limbs", linear(float_zero, QF_FORMAT_NONE, 1)),
+      row("int4 weight, offsets", "linear_limbs", linear(offsets, QF_FORMAT_NONE, 1)),
       row("nf4 weight", "linear_float", linear(nf4, QF_FORMAT_NONE, 1)),
       row("int4 weight, act-order", "linear_float", linear(act_order, QF_FORMAT_NONE, 1)),
-      row("int8 weight", "linear_float", linear(int8, QF_FORMAT_NONE, 1)),
+      row("int8 weight", "linear_limbs", linear(int8, QF_FORMAT_NONE, 1)),
       row("fp8 weight", "linear_float", linear(fp8, QF_FORMAT_NONE, 1)),
       row("mxfp4 weight", "linear_float", linear(mxfp4, QF_FORMAT_NONE, 1)),
       row("f32 weight", "linear_float", linear({QF_F32, {}}, QF_FORMAT_NONE, 1)),
       row("bf16 weight, many rows", "linear_float", linear({QF_BF16, {}}, QF_FORMAT_NONE, 64)),
-      row("int4 weight, batch-invariant", "linear_float", batch_invariant(linear(int4, QF_FORMAT_NONE, 1))),
+      row("int4 weight, batch-invariant", "linear_limbs", batch_invariant(linear(int4, QF_FORMAT_NONE, 1))),
       row("int4 weight, int8 activations", "linear_int", linear(int4, QF_INT8, 1)),
       row("int4 weight, asymmetric, int8 activations", "linear_int", linear(gptq, QF_INT8, 16)),
       row("int4 weight, act-order, int8 activations", "linear_int", linear(act_order, QF_INT8, 16)),
@@ -134,7 +134,8 @@ std::string expected_kernel(const Case& c, const std::string& family) {
   info.resize(qf_info(info.data(), info.size()));
   const std::string isa = nlohmann::json::parse(info).at("cpu").at("isa");
   if (isa == "scalar" || family.empty()) return c.op + "_ref";
-  return family + (isa == "avx2" ? "_avx2" : "_avx512");
+  if (isa == "avx2") return (family == "linear_limbs" ? "linear_float" : family) + "_avx2";
+  return family + "_avx512";
 }
 
 TEST(Selection, OnTheCpu) {

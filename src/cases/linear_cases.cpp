@@ -216,8 +216,8 @@ class LinearCase final : public OperationCase<qf_linear_args> {
         bounds[at] = 0x1p-25 * std::accumulate(row, row + k, 0.0);
       }
     }
-    const bool may_be_fixed_point = device.type == QF_CUDA && spec_.act_format == QF_FORMAT_NONE &&
-                                    spec_.dtype.bits == 16 && is_integer(spec_.weight.format);
+    const bool may_be_fixed_point =
+        spec_.act_format == QF_FORMAT_NONE && spec_.dtype.bits == 16 && is_integer(spec_.weight.format);
     for (int64_t t = 0; may_be_fixed_point && t < k; t += kFixedPointTile) {
       const int64_t end = std::min(t + kFixedPointTile, k);
       for (int64_t i = 0; i < m; ++i) {

@@ -110,22 +110,24 @@ QF_INLINE void prepare_int_tile(const IntBatch& c, int64_t row, int64_t rows, fl
 
 // ---- Products ----
 
-template <class Simd, qf_format Format>
-struct IntWork {
+// What a batch does with integer codes, whatever its x: IntWork here, LimbWork in linear_limbs.h.
+template <class Simd, qf_format kCodes, class BatchOfX>
+struct CodeWork {
   using S = Simd;
   using Dot = ByteDot<S>;
-  static constexpr int64_t kMaxSegment = kIntSegment, L = S::kLanes;
-  static constexpr int32_t kOffset = Format == QF_INT4 ? 8 : 128;
-  const IntBatch& batch;
+  static constexpr qf_format kFormat = kCodes;
+  static constexpr int64_t L = S::kLanes;
+  static constexpr int32_t kOffset = kFormat == QF_INT4 ? 8 : 128;
+  const BatchOfX& batch;
 
   QF_INLINE const uint8_t* codes_at(int64_t panel, const Segment& segment) const {
     return batch.p.packed.codes(panel) + code_bytes(segment.begin);
   }
-  QF_INLINE static int64_t code_bytes(int64_t k) { return k * 2 * L / (Format == QF_INT4 ? 2 : 1); }
+  QF_INLINE static int64_t code_bytes(int64_t k) { return k * 2 * L / (kFormat == QF_INT4 ? 2 : 1); }
 
   QF_INLINE const int32_t* load(int64_t panel, int64_t panels, const Segment& segment, int32_t* decoded,
                                 int64_t& stride) const {
-    if constexpr (Format == QF_INT8) {
+    if constexpr (kFormat == QF_INT8) {
       stride = batch.p.packed.panel_code_bytes() / 4;
       return reinterpret_cast<const int32_t*>(codes_at(panel, segment));
     }
@@ -135,6 +137,14 @@ struct IntWork {
       spread_nibbles<S>(codes_at(panel + q, segment), k, decoded + q * stride);
     return decoded;
   }
+};
+
+template <class Simd, qf_format Format>
+struct IntWork : CodeWork<Simd, Format, IntBatch> {
+  using Base = CodeWork<Simd, Format, IntBatch>;
+  using Base::batch, Base::L, Base::kOffset;
+  using typename Base::Dot, typename Base::S;
+  static constexpr int64_t kMaxSegment = kIntSegment;
 
   template <int MT, int NP>
   __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {
@@ -227,15 +237,13 @@ struct IntWork {
 
 // ---- m <= kDirectRows: codes go from memory to registers ----
 
-// Panels at once: more streams from memory, as far as there are registers.
-template <class S, int MT>
-inline constexpr int kDirectIntPanels = (MT <= 2 ? 2 : 1) * kMaxTilePanels<S>;
-
 // A word of INT4 is two of bytes: low nibbles are the first 4 k, high ones the next 4.
-template <class S, qf_format Format, int MT, int NP>
-__attribute__((noinline)) void add_direct(const IntWork<S, Format>& work, const TileOfWork<int32_t>& t) {
-  constexpr int64_t kWordBytes = 8 * S::kLanes;      // of a panel: two vectors of words
-  constexpr int kSteps = Format == QF_INT4 ? 2 : 1;  // of 4 k
+template <class Work, int MT, int NP>
+__attribute__((noinline)) void add_direct(const Work& work, const TileOfWork<int32_t>& t) {
+  using S = typename Work::S;
+  constexpr bool kIsInt4 = Work::kFormat == QF_INT4;
+  constexpr int64_t kWordBytes = 8 * S::kLanes;  // of a panel: two vectors of words
+  constexpr int kSteps = kIsInt4 ? 2 : 1;        // of 4 k
   const Segment& segment = work.batch.segments[t.s];
   const uint8_t* w = work.codes_at(t.panel, segment);
   const int64_t panel_bytes = work.batch.p.packed.panel_code_bytes();
@@ -251,7 +259,7 @@ __attribute__((noinline)) void add_direct(const IntWork<S, Format>& work, const 
       const auto word = S::load_i(at);
       unrolled<kSteps>([&](auto step) __attribute__((always_inline)) {
         auto codes = word;
-        if constexpr (Format == QF_INT4) codes = S::and_(step == 0 ? word : S::template shr<4>(word), low);
+        if constexpr (kIsInt4) codes = S::and_(step == 0 ? word : S::template shr<4>(word), low);
         unrolled<MT>([&](auto m) __attribute__((always_inline)) {
           tile.acc[m][v] = S::dot4(tile.acc[m][v], codes, S::set1(x[step * MT + m]));
         });
@@ -261,36 +269,41 @@ __attribute__((noinline)) void add_direct(const IntWork<S, Format>& work, const 
   work.end(tile, t);
 }
 
-template <class S, qf_format Format, int MT, int NP>
-QF_INLINE void direct_panels(const IntWork<S, Format>& work, int64_t panel) {
-  const IntBatch& c = work.batch;
+template <class Work, int MT, int NP>
+QF_INLINE void direct_panels(const Work& work, int64_t panel) {
+  using S = typename Work::S;
+  const auto& c = work.batch;
   alignas(64) float totals[MT * kTotalsStride<S>] = {};  // k may be 0
   for (int64_t s = 0; s < c.num_segments; ++s) {
-    add_direct<S, Format, MT, NP>(work,
-                                  {c.x + c.segments[s].begin / 4 * MT, nullptr, 0, s, 0, panel, totals, {}});
+    add_direct<Work, MT, NP>(work, {c.x + c.segments[s].begin / 4 * MT, nullptr, 0, s, 0, panel, totals, {}});
   }
   for (int64_t row = 0; row < MT; ++row) work.finish(row, panel, NP, totals + row * kTotalsStride<S>);
 }
 
-template <class S, qf_format Format>
-QF_INLINE void multiply_direct(const IntWork<S, Format>& work, int64_t begin, int64_t end) {
-  choose_value<1, 2, 3, 4>(
-      static_cast<int>(work.batch.rows), [&](auto rows) __attribute__((always_inline)) {
-        constexpr int NP = kDirectIntPanels<S, rows.value>;
-        int64_t panel = begin;
-        for (; panel + NP <= end; panel += NP) direct_panels<S, Format, rows.value, NP>(work, panel);
-        if constexpr (NP > 1) {
-          for (; panel < end; ++panel) direct_panels<S, Format, rows.value, 1>(work, panel);
-        }
-      });
+// A batch of as many rows as MT, one tile. NP panels at once: the more streams from memory the better, as far
+// as there are registers.
+template <int MT, class Work>
+QF_INLINE void multiply_direct(const Work& work) {
+  using S = typename Work::S;
+  constexpr int kMostSums = S::kRegisters == 32 ? 24 : 8;
+  constexpr int NP = (MT * 4 * kMaxTilePanels<S> <= kMostSums ? 2 : 1) * kMaxTilePanels<S>;
+  const auto& c = work.batch;
+  parallel_ranges(c.plan.num_panels, panel_grain<S>(c.plan, MT), [&](int64_t begin, int64_t end) {
+    int64_t panel = begin;
+    for (; panel + NP <= end; panel += NP) direct_panels<Work, MT, NP>(work, panel);
+    if constexpr (NP > 1) {
+      for (; panel < end; ++panel) direct_panels<Work, MT, 1>(work, panel);
+    }
+  });
 }
 
 template <class S, qf_format Format>
 QF_INLINE void multiply_codes(const IntBatch& c) {
-  const IntWork<S, Format> work = {c};
+  const IntWork<S, Format> work = {{c}};
   if (c.rows > kDirectRows) return multiply_batch(work);
-  parallel_ranges(c.plan.num_panels, panel_grain<S>(c.plan, c.rows),
-                  [&](int64_t begin, int64_t end) { multiply_direct<S, Format>(work, begin, end); });
+  choose_value<1, 2, 3, 4>(
+      static_cast<int>(c.rows), [&](auto rows)
+                                    __attribute__((always_inline)) { multiply_direct<rows.value>(work); });
 }
 
 template <class S>

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// INT4 and INT8 weights times the true activations, 16-bit floats, by dot products of bytes: see linear_limbs.h.
+#include "cpu/simd_avx512.h"
+#include "linear/linear_limbs.h"
+
+namespace quantfuse::linear_limbs_avx512 {
+using linear::Problem;
+namespace {
+
+Verdict accepts(const Problem& p) { return linear::accepts_limbs(p, Avx512::kLanes); }
+
+size_t workspace_bytes(const Problem& p) {
+  return static_cast<size_t>(linear::make_limb_plan(p).total_bytes);
+}
+
+void launch(const Problem& p, const Launch& launch) { linear::launch_limbs<Avx512>(p, launch); }
+
+}  // namespace
+
+extern const Kernel<Problem> entry = {
+    "linear_limbs_avx512",      Target::avx512, accepts, workspace_bytes, launch,
+    /*is_batch_invariant=*/true};
+
+}  // namespace quantfuse::linear_limbs_avx512
