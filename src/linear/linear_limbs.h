@@ -148,8 +148,8 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
           flush<has_zeros.value>(tile, t);
         });
   }
-  // totals of a token, which are where its first limb is, += factor * scale * (sum of its limbs - zero * sum of
-  // x). Sums of 128 products of bytes, times 256, are int32.
+  // totals of a token, which are where its first limb is, += factor * scale * (sum of its limbs - zero * sum
+  // of x). Sums of 128 products of bytes, times 256, are int32.
   template <bool HasZeros, int MT, int NP>
   QF_INLINE void flush(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
     const int64_t group = batch.segments[t.s].group * 2 * L, panel_stride = batch.plan.num_groups * 2 * L;
