@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = act(x w^T) for weights of INT4 or INT8 codes and 16-bit floats in x, in integer arithmetic. By token and
-// segment of at most 128 k, x is rounded to a fixed point under its largest magnitude and split into three
-// signed bytes, its limbs:
+// y = act(x w^T) for weights of INT4 or INT8 codes and 16-bit floats in x, in integer arithmetic. By token
+// and segment of at most 128 k, x is rounded to a fixed point under its largest magnitude and split into
+// three signed bytes, its limbs:
 //
 //   x = factor (65536 x2 + 256 x1 + x0) + error,      2^e <= max |x| < 2^(e+1),  factor = 2^(e-20)
 //
-// |error| <= factor / 2 <= 2^-21 max |x|: none for a BF16 number of the 13 binades below the largest, nor for an
-// FP16 number of the 10 (docs/numerics.md). The limbs are three rows of an integer product (linear_int.h), which
-// is exact; three of its steps of 4 k take less time than four of float32, and codes need not be decoded. A NaN
-// or an infinity makes the factor NaN, and so every sum of that token.
+// |error| <= factor / 2 <= 2^-21 max |x|: none for a BF16 number of the 13 binades below the largest, nor for
+// an FP16 number of the 10 (docs/numerics.md). The limbs are three rows of an integer product (linear_int.h),
+// which is exact; three of its steps of 4 k take less time than four of float32, and codes need not be
+// decoded. A NaN or an infinity makes the factor NaN, and so every sum of that token.
 #pragma once
 
 #include "linear/linear_int.h"
