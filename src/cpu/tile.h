@@ -76,6 +76,21 @@ struct ShareAhead {
   }
 };
 
+// The same for a matrix as it lies, of which the tiles have a packed part: the part behind it, kRows rows of
+// `row_bytes`, a line of every row and then the next.
+template <int64_t kRows>
+struct RowsAhead {
+  const char* rows;
+  int64_t row_bytes;
+  int64_t line, last;  // of all rows together
+
+  template <int NP>
+  QF_INLINE void fetch(const void*, int64_t) {
+    if (line < last) __builtin_prefetch(rows + line % kRows * row_bytes + line / kRows * 64, 0, 2);
+    ++line;
+  }
+};
+
 // ---- The tile ----
 
 template <class Dot, int MT, int NP>

@@ -160,16 +160,30 @@ QF_INLINE void finish_int_row(const Problem& p, const IntColumns<S>& columns, in
   store_row<S>(p, columns, r, values);
 }
 
+// The rows of b, where it is [n, k], that NP panels from `col` on have in a segment.
+template <class S, int NP>
+using BAhead = RowsAhead<NP * 2 * S::kLanes>;
+
+template <class S, int NP>
+QF_INLINE BAhead<S, NP> b_ahead(const Batch& batch, int64_t s, int64_t col) {
+  const Problem& p = batch.p;
+  if (s == batch.plan.num_segments || p.b_order != QF_NK || col + NP * 2 * S::kLanes > p.n) return {};
+  const Segment& segment = batch.segments[s];
+  const char* row = p.b.row_bytes_at(col);
+  const int64_t bits = code_bits(p.b_format), lines = ceil_div(segment.count * bits, 8 * 64);
+  return {row + segment.begin * bits / 8, p.b.row_bytes_at(col + 1) - row, 0, lines * NP * 2 * S::kLanes};
+}
+
 // totals += the product of a tile and a packed segment.
 template <class S, int MT, int NP>
 __attribute__((noinline)) void add_int_tile(const int32_t* a, const int32_t* b, int64_t words,
-                                            int32_t* totals, int64_t panel_totals) {
+                                            int32_t* totals, int64_t panel_totals, BAhead<S, NP> ahead) {
   constexpr int64_t L = S::kLanes;
   Tile<ByteDot<S>, MT, NP> tile;
   tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
     sum = S::sums(S::load_i(totals + v / 2 * panel_totals + (m * 2 + v % 2) * L));
   });
-  tile.add(a, b, words * 2 * L, words, NothingAhead{});
+  tile.add(a, b, words * 2 * L, words, ahead);
   tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
     S::store_i(totals + v / 2 * panel_totals + (m * 2 + v % 2) * L, S::ints(sum));
   });
@@ -180,12 +194,12 @@ template <class S, int MT, int NP>
 __attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntColumns<S>* columns,
                                                    int64_t row, const int32_t* a, const int32_t* b,
                                                    int64_t words, const int32_t* a_sums,
-                                                   const float* a_scales, float* totals,
-                                                   int64_t panel_totals) {
+                                                   const float* a_scales, float* totals, int64_t panel_totals,
+                                                   BAhead<S, NP> ahead) {
   constexpr int64_t L = S::kLanes;
   Tile<ByteDot<S>, MT, NP> tile;
   tile.clear();
-  tile.add(a, b, words * 2 * L, words, NothingAhead{});
+  tile.add(a, b, words * 2 * L, words, ahead);
   tile.each([&](auto& acc, auto m, auto v) __attribute__((always_inline)) {
     const IntColumns<S>& panel = columns[v / 2];
     float* total = totals + v / 2 * panel_totals + (m * 2 + v % 2) * L;
@@ -218,19 +232,21 @@ class IntPanels {
       if (p_.a_zero)
         columns[q].add_sums(b + q * segment.words * 2 * L, segment.count, code_offset(p_.b_format));
     }
+    auto ahead = b_ahead<S, NP>(batch_, s + 1, columns->col);
     for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {
       const int32_t* a = batch_.tile_at(segment, row, segment.words);
       choose_tile_rows(
           batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
             if (is_int_) {
               add_int_tile<S, mt.value, NP>(a, b, segment.words, totals_.ints + at(i, row),
-                                            at(1, chunk_.row0));
+                                            at(1, chunk_.row0), ahead);
             } else {
               add_scaled_int_tile<S, mt.value, NP>(p_, columns, batch_.first_row + row, a, b, segment.words,
                                                    batch_.sums_at(s) + row, batch_.scales_at(s) + row,
-                                                   totals_.floats + at(i, row), at(1, chunk_.row0));
+                                                   totals_.floats + at(i, row), at(1, chunk_.row0), ahead);
             }
           });
+      ahead.line += segment.words / 2;
     }
   }
 
