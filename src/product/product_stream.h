@@ -73,10 +73,7 @@ struct Shape {
   // the ring is free; but of 128 tokens it is too much for that.
   static constexpr bool kHasOwnInbox = kTokens <= 64;
   // A power of two, and no more than have a band each to finish. Blocks of many rows need not divide k.
-  static constexpr int kMaxSplits = kHasOwnInbox ? (kBands == 4   ? 4
-                                                    : kBands == 8 ? 2
-                                                                  : 1)
-                                                 : (kTokens * kRows < 128 * 256 ? 8 : 4);
+  static constexpr int kMaxSplits = kHasOwnInbox ? 16 / kBands : kRows < 256 ? 8 : 4;
   static constexpr int kInboxBytes = (kMaxSplits - 1) * (kBands / kMaxSplits) * kBandBytes;
   static constexpr int kBudget =
       228 * 1024 / kBlocksPerSm - 1024;  // a block takes 1 KB more than it asks for
@@ -85,8 +82,8 @@ struct Shape {
       (kStageBytes + kScaleBytes + 3 * 8);
 };
 
-// What the kernel is given. What it begins with is in one line of the cache of constants: to fetch another one
-// delays the first copy.
+// What the kernel is given. What it begins with is in one line of the cache of constants: to fetch another
+// one delays the first copy.
 struct alignas(64) StreamProblem {
   int32_t token_blocks, k_stages;
   int32_t split_bits;  // a cluster of 2^this blocks shares a tile of y

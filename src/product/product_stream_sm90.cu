@@ -21,7 +21,8 @@ int64_t num_sms(const Product& p) { return gpu_num_sms(p.device.id); }
 template <class Run>
 void with_scaling(const Product& p, const Run& run) {
   choose_bool(is_whole(p), [&](auto is_whole_k) {
-    run(std::integral_constant < Scaling, is_whole_k.value ? Scaling::whole : Scaling::blocks > {});
+    constexpr Scaling kScaling = is_whole_k.value ? Scaling::whole : Scaling::blocks;
+    run(std::integral_constant<Scaling, kScaling>{});
   });
 }
 
@@ -57,8 +58,10 @@ void with_shape(const Product& p, const Run& run) {
   } else if (p.m <= 64) {
     run(Shape<64, 1, 1, 1>{});
   } else {
-    choose_bool(rows_of_sm <= 64,
-                [&](auto has_few_rows) { run(Shape < 128, 2, has_few_rows.value ? 1 : 2, 1 > {}); });
+    choose_bool(rows_of_sm <= 64, [&](auto has_few_rows) {
+      constexpr int kStrips = has_few_rows.value ? 1 : 2;
+      run(Shape<128, 2, kStrips, 1>{});
+    });
   }
 }
 
@@ -83,8 +86,10 @@ void launch_shape(const Product& p, float* staged, const Launch& launch) {
   problem.split_bits = choose_split_bits<S>(p, tiles, problem.k_stages);
   const int64_t blocks = tiles << problem.split_bits;
   const int64_t blocks_of_sm = std::min(ceil_div(blocks, num_sms(p)), int64_t{S::kBlocksPerSm});
-  problem.in_flight =
-      choose_in_flight((p.b.format == QF_INT4 ? 24 : 48) * 1024 / blocks_of_sm, S::kWeightBytes, S::kStages);
+  const int64_t bytes_of_sm = (p.b.format == QF_INT4 ? 24 : 48) * 1024;
+  problem.in_flight = S::kTokens > 64  // x is the most of it
+                          ? S::kStages
+                          : choose_in_flight(bytes_of_sm / blocks_of_sm, S::kWeightBytes, S::kStages);
   problem.has_gate = p.has_gate, problem.is_read_once = problem.token_blocks == 1;
   problem.is_plain = is_plain(p, staged != nullptr);
   problem.x = row_boxes(p.a.codes, S::kTokens), problem.w = weight_boxes(p, S::kRows);
