@@ -380,6 +380,17 @@ LinearSpec random_many_tokens_spec(Random& random) {
   return s;
 }
 
+// The same formats for few tokens: blocks that divide k, or rows that are shared out among all SMs of a large
+// GPU.
+LinearSpec random_few_tokens_spec(Random& random, int64_t tokens, int64_t n) {
+  LinearSpec s = random_many_tokens_spec(random);
+  s.m = tokens, s.n = n;
+  if (n > 2000) s.k = 16 * random.pick<int64_t>({1, 7, 9, 17});
+  else s.k = 16 * random.pick<int64_t>({9, 33, 64, 65, 130});
+  if (n % 128 != 0) s.weight.is_gated = false;
+  return s;
+}
+
 // INT4 weights by INT8 activations in tiles of 64 or 128 rows, 256 columns at a time.
 LinearSpec random_w4a8_spec(Random& random, int64_t tokens) {
   LinearSpec s = random_product_spec(random, tokens);
@@ -545,6 +556,21 @@ std::vector<CasePtr> linear_test_cases() {
     LinearSpec s = random_w4a8_spec(random, tokens);
     s.n = 17024, s.k = 96;
     list.add(s);
+  }
+  Random few(15);
+  for (const int64_t tokens : {1, 8, 16, 17, 32, 33, 64}) {
+    for (const int64_t n : {128, 520, 1024}) list.add(random_few_tokens_spec(few, tokens, n));
+  }
+  for (const int64_t n : {4240, 4352, 6144, 6144, 8448, 8448, 11001, 12800, 17024, 28672, 28672, 34048}) {
+    list.add(random_few_tokens_spec(few, few.pick<int64_t>({1, 7, 9, 16}), n));
+    list.add(random_few_tokens_spec(few, few.pick<int64_t>({31, 33, 64}), n));
+  }
+  for (const int64_t n : {4352, 17024, 28672}) {
+    for (const int64_t tokens : {3, 20}) {
+      LinearSpec s = random_w4a8_spec(few, tokens);
+      s.n = n, s.k = 352;
+      list.add(s);
+    }
   }
   // A NaN is its own token's alone.
   for (const int64_t m : {2, 3}) {

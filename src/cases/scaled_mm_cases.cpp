@@ -280,6 +280,26 @@ std::vector<CasePtr> scaled_mm_test_cases() {
     s.row_padding = 0;
     return s;
   });
+  // Few rows of a, and so many of b that they are shared out among all SMs of a large GPU.
+  for (const auto& size : std::vector<std::vector<int64_t>>{{1, 4231, 272},
+                                                            {16, 6144, 400},
+                                                            {64, 6150, 144},
+                                                            {9, 8448, 160},
+                                                            {33, 12672, 144},
+                                                            {8, 28672, 272},
+                                                            {40, 34001, 64}}) {
+    for (const qf_format format : {QF_INT8, QF_FP8_E4M3}) {
+      ScaledMmSpec s;
+      s.a_format = s.b_format = format;
+      s.m = size[0], s.n = size[1], s.k = size[2];
+      s.out = is_integer(format) ? kI32 : kF32;
+      list.add(s);
+      s.out = kBf16, s.has_scales = true, s.a_block = s.b_block = {1, 0}, s.has_bias = true;
+      list.add(s);
+      s.out = kF16, s.a_block = {1, 128}, s.b_block = {128, 128};
+      list.add(s);
+    }
+  }
   // The largest sums, with zero points at the other end, of more columns than int32 has room for.
   for (const qf_format format : {QF_INT8, QF_INT4, QF_FP8_E4M3, QF_FP8_E5M2}) {
     ScaledMmSpec s;

@@ -7,12 +7,12 @@
 // on all SMs. Rows of the weight are the rows of wgmma and the tokens its columns, as few as hold them;
 // product_wgmma.h has it the other way round. INT4 goes through registers to become bytes.
 //   gmem w, x --box copies--> smem, swizzled [w --decoded--> regs] --wgmma--> sums [--promoted--> totals]
-//     --> smem [--> smem of the block that finishes them] --> * scales, epilogue, 8 columns a thread --> y
+//     --> smem, of the block that finishes them --> * scales, epilogue, 8 columns a thread --> y
 //
 // A block has warps that copy and two warpgroups of consumers, and makes one tile of y, kRows rows of the
 // weight by kTokens tokens. Where the tiles do not fill the GPU the blocks of a cluster divide k. Each then
-// finishes some bands of the tile (16 rows, those of a warp), whose parts the others send to it; it adds them
-// in the order of k:
+// finishes some bands of the tile (16 rows, those of a warp), whose parts the others write into its shared
+// memory; it adds them in the order of k:
 //
 //   cluster of 2:  | rank 0: blocks 0 .. 15 of k | rank 1: blocks 16 .. 31 |
 //   bands 0 .. 3   | parts --------------------- + <---- parts             | --> y by rank 0
@@ -31,7 +31,7 @@
 #include "cuda/ptx/dependent_launch.h"
 #include "cuda/ptx/matrix.h"
 #include "cuda/ptx/shared_memory.h"
-#include "product/unit.h"
+#include "product/stream_finish.h"
 #include "product/wgmma_numbers.h"
 
 namespace quantfuse::product_stream {
@@ -47,12 +47,17 @@ constexpr int kFactorsBarrier = 2;              // named
 // kRunBlocks: blocks of k in a stage, whose rows of the weight are 128 bytes: two of INT4.
 template <int kTokens_, int kGroups_, int kStrips_, int kBlocksPerSm_, int kRunBlocks_ = 1>
 struct Shape {
+  // Warps that bring x to the order of INT4 codes, a row of 128 bytes a lane. With more tokens that takes
+  // longer than it saves.
+  static constexpr int kSorters = kRunBlocks_ == 2 && kTokens_ <= 32 ? kRunBlocks_ * kTokens_ / 32 : 0;
   static constexpr int kRunBlocks = kRunBlocks_;
   static constexpr int kTokens = kTokens_, kGroups = kGroups_, kStrips = kStrips_;
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
   static constexpr int kConsumerThreads = 128 * kGroups;
-  static constexpr int kThreads = kConsumerThreads + 128;  // a warp each for the weight, x, scales, factors
+  // A warp each for the weight, x, scales, factors, and the sorters.
+  static constexpr int kThreads = kConsumerThreads + 128 + 32 * kSorters;
   static constexpr int kRows = kGroups * kStrips * kStripRows, kBands = kRows / kBandRows;
+  static constexpr int kBandBits = kBands == 4 ? 2 : kBands == 8 ? 3 : 4;
   static constexpr int kSums = kTokens / 2;  // of a thread and strip
   // So many sums need more registers than all threads can have: whole warpgroups may trade theirs.
   static constexpr bool kTradesRegisters = kTokens == 128;
@@ -63,29 +68,32 @@ struct Shape {
       (kRows + 127) / 128 * 2;  // of a stage: of 128 rows, or of their gate and up rows
   static constexpr int kScaleBytes =
       kRunBlocks == 1 ? kTokens * 4 + (kRowScales * 4 + 15) / 16 * 16 : kRunBlocks * kRows * 4;
-  static constexpr int kFactorBytes = kRows * 8 + kTokens * 4;  // scale and bias of rows, scale of tokens
   static constexpr int kBandBytes = kTokens * kTokenBytes;
-  // As many as have a band each to finish, and room for what the others send.
-  static constexpr int kMaxSplits = kBands < 8 ? kBands : kTokens * kRows < 128 * 256 ? 8 : 4;
-  // What the blocks of a cluster send each other lies where the ring was.
-  static constexpr int exchange_bytes(int splits) {
-    return (kBands + (splits - 1) * ((kBands + splits - 1) / splits)) * kBandBytes;
-  }
+  // What the blocks of a cluster send each other has a place of its own, so that they need not agree on when
+  // the ring is free; but of 128 tokens it is too much for that.
+  static constexpr bool kHasOwnInbox = kTokens <= 64;
+  // A power of two, and no more than have a band each to finish. Blocks of many rows need not divide k.
+  static constexpr int kMaxSplits = kHasOwnInbox ? 16 / kBands : kRows < 256 ? 8 : 4;
+  static constexpr int kInboxBytes = (kMaxSplits - 1) * (kBands / kMaxSplits) * kBandBytes;
   static constexpr int kBudget =
       228 * 1024 / kBlocksPerSm - 1024;  // a block takes 1 KB more than it asks for
-  static constexpr int kStages = (kBudget - kFactorBytes - 256) / (kStageBytes + kScaleBytes);
+  static constexpr int kStages =
+      (kBudget - Factors<kRows, kTokens>::kBytes - (kHasOwnInbox ? kInboxBytes + 128 : 0) - 8) /
+      (kStageBytes + kScaleBytes + 3 * 8);
 };
 
-// What the kernel is given.
-struct StreamProblem {
-  Product product;
-  CUtensorMap x, w;
+// What the kernel is given. What it begins with is in one line of the cache of constants: to fetch another
+// one delays the first copy.
+struct alignas(64) StreamProblem {
   int32_t token_blocks, k_stages;
-  int32_t splits;    // blocks of a cluster, which share a tile of y
+  int32_t split_bits;  // a cluster of 2^this blocks shares a tile of y
+  int32_t in_flight;   // stages of the weight under way at most, of kStages
+  bool has_gate, is_read_once;
+  bool is_plain;
+  CUtensorMap x, w;
+  Product product;
   int64_t x_stride;  // of the scales, from token to token
   Vector bias;       // in place of the product's
-  bool is_plain;  // y is 16 bits wide, rows of whole units, and no more is to be done than scales and bias:
-                  // worth a way of its own, because to fetch the instructions of the other takes 0.5 us
 };
 
 // Where y's tile is.
@@ -93,55 +101,52 @@ struct Tile {
   int row_block, token_block;
 };
 
-// ---- Shared memory: ring, scales of stages; later bands, inbox | factors | barriers ----
+// ---- Shared memory: ring, scales of stages; later bands[, inbox] | [inbox] | factors | barriers ----
 
 template <class S>
 struct Smem {
-  static constexpr int kExchangeBytes = [] {
-    int most = 0;
-    for (int splits = 1; splits <= S::kMaxSplits; ++splits)
-      most = S::exchange_bytes(splits) > most ? S::exchange_bytes(splits) : most;
-    return most;
-  }();
   static constexpr int kRingBytes = S::kStages * (S::kStageBytes + S::kScaleBytes);
-  static constexpr int kFactors = kRingBytes > kExchangeBytes ? kRingBytes : kExchangeBytes;
-  static constexpr int kFull = kFactors + S::kFactorBytes;
-  static constexpr int kBytes = kFull + (2 * S::kStages + 1) * 8;
+  static constexpr int kBandBytes = S::kBands * S::kBandBytes + (S::kHasOwnInbox ? 0 : S::kInboxBytes);
+  static constexpr int kAfterRing = kRingBytes > kBandBytes ? kRingBytes : kBandBytes;
+  static constexpr int kInbox = S::kHasOwnInbox ? (kAfterRing + 127) / 128 * 128 : S::kBands * S::kBandBytes;
+  static constexpr int kFactors = S::kHasOwnInbox ? kInbox + S::kInboxBytes : kAfterRing;
+  static constexpr int kFull = kFactors + Factors<S::kRows, S::kTokens>::kBytes;
+  static constexpr int kBytes = kFull + (3 * S::kStages + 1) * 8;
   static_assert(kBytes <= S::kBudget);
 
-  uint32_t ring, factors, scales, full, empty, arrived;
+  uint32_t ring, inbox, scales, full, empty, unsorted, arrived;
+  Factors<S::kRows, S::kTokens> factors;
   __device__ explicit Smem(const char* shared) {
     ring = ptx::shared_address(shared);
-    factors = ring + kFactors;
+    inbox = ring + kInbox;
+    factors = {ring + kFactors};
     scales = ring + S::kStages * S::kStageBytes;
     full = ring + kFull;
     empty = full + 8 * S::kStages;
-    arrived = empty + 8 * S::kStages;
+    unsorted = empty + 8 * S::kStages;
+    arrived = unsorted + 8 * S::kStages;
   }
   __device__ uint32_t weight_at(int stage) const { return ring + stage * S::kStageBytes; }
   __device__ uint32_t x_at(int stage, int block = 0) const {
     return weight_at(stage) + S::kWeightBytes + block * S::kXBytes;
   }
   __device__ uint32_t scales_at(int stage) const { return scales + stage * S::kScaleBytes; }
-  __device__ uint32_t row_factors(int row) const { return factors + row * 8; }
-  __device__ uint32_t token_scale(int token) const { return factors + S::kRows * 8 + token * 4; }
   __device__ uint32_t band(int index) const { return ring + index * S::kBandBytes; }
-  __device__ uint32_t inbox() const { return band(S::kBands); }
 };
 
-// The blocks of k that this block multiplies, and the bands that it finishes.
+// The stages of k that this block multiplies, and the bands that it finishes.
 template <class S>
 struct Share {
-  int rank, splits, first_k, end_k;
+  int bits, rank, first_k, end_k;
   __device__ explicit Share(const StreamProblem& p)
-      : rank(p.splits > 1 ? static_cast<int>(ptx::cluster_rank()) : 0),
-        splits(p.splits),
-        first_k(p.k_stages * rank / splits),
-        end_k(p.k_stages * (rank + 1) / splits) {}
-  __device__ int first_band(int of) const { return S::kBands * of / splits; }
-  __device__ int bands(int of) const { return first_band(of + 1) - first_band(of); }
-  __device__ int first_band() const { return first_band(rank); }
-  __device__ int bands() const { return bands(rank); }
+      : bits(p.split_bits),
+        rank(bits > 0 ? static_cast<int>(ptx::cluster_rank()) : 0),
+        first_k(p.k_stages * rank >> bits),
+        end_k(p.k_stages * (rank + 1) >> bits) {}
+  __device__ int splits() const { return 1 << bits; }
+  __device__ int band_bits() const { return S::kBandBits - bits; }
+  __device__ int bands() const { return 1 << band_bits(); }
+  __device__ int first_band() const { return bands() * rank; }
 };
 
 // ---- The copies: a thread each for the weight and for x, a warp for scales ----
@@ -160,11 +165,17 @@ template <class S>
 __device__ void produce_weight(const StreamProblem& p, const Smem<S>& smem, const Share<S>& share,
                                const Tile& tile) {
   const int row = tile.row_block * S::kRows;
-  const int plain_row = p.product.has_gate ? 0 : row, gated_row = p.product.has_gate ? row / kBandRows : 0;
+  const int plain_row = p.has_gate ? 0 : row, gated_row = p.has_gate ? row / kBandRows : 0;
+  const uint64_t policy = p.is_read_once ? ptx::evict_first_policy() : ptx::evict_normal_policy();
+  Cursor landed;
   produce(smem, share, [&](int k, int stage) {
+    if (k - share.first_k >= p.in_flight) {
+      ptx::barrier_wait(smem.full + 8 * landed.at, landed.parity);
+      landed.advance(S::kStages);
+    }
     const uint32_t full = smem.full + 8 * stage;
     ptx::barrier_expect(full, S::kWeightBytes);
-    ptx::box_copy(smem.weight_at(stage), p.w, k * S::kRowBytes, plain_row, 0, gated_row, full);
+    ptx::box_copy(smem.weight_at(stage), p.w, k * S::kRowBytes, plain_row, 0, gated_row, full, policy);
   });
 }
 
@@ -172,7 +183,7 @@ template <class S>
 __device__ void produce_x(const StreamProblem& p, const Smem<S>& smem, const Share<S>& share,
                           const Tile& tile) {
   produce(smem, share, [&](int k, int stage) {
-    const uint32_t full = smem.full + 8 * stage;
+    const uint32_t full = (S::kSorters > 0 ? smem.unsorted : smem.full) + 8 * stage;
     ptx::barrier_expect(full, S::kRunBlocks * S::kXBytes);
 #pragma unroll
     for (int i = 0; i < S::kRunBlocks; ++i) {
@@ -180,6 +191,39 @@ __device__ void produce_x(const StreamProblem& p, const Smem<S>& smem, const Sha
                     tile.token_block * S::kTokens, full);
     }
   });
+}
+
+// The order of x that lets a thread take its INT4 codes of a block of 128 as they lie: lane q of a row has 16
+// bytes of them, columns 32 q .. 32 q + 31, a word for each step. Those of a word's low nibbles go to columns
+// 4 q .. 4 q + 3 of wgmma's operand, those of the high ones to 16 + 4 q .. (wgmma_bytes.h):
+//   column 32 step + 16 h + 4 q + i  <--  32 q + 8 step + 2 i + h
+template <class S>
+__device__ void sort_x(const Smem<S>& smem, const Share<S>& share, int warp, int lane) {
+  const int row = warp * 32 + lane, token = row % S::kTokens, block = row / S::kTokens;
+  Cursor cursor;
+#pragma unroll 1
+  for (int k = share.first_k; k < share.end_k; ++k, cursor.advance(S::kStages)) {
+    ptx::barrier_wait(smem.unsorted + 8 * cursor.at, cursor.parity);
+    const uint32_t at = smem.x_at(cursor.at, block) + token * kBlockK;
+    uint4 pieces[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) pieces[i] = ptx::load_shared16(at + ((i ^ token % 8) << 4));
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      uint32_t low[4], high[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const uint4& from = pieces[2 * q + step / 2];
+        const uint32_t first = step % 2 ? from.z : from.x, second = step % 2 ? from.w : from.y;
+        low[q] = __byte_perm(first, second, 0x6420), high[q] = __byte_perm(first, second, 0x7531);
+      }
+      ptx::store_shared16(at + ((2 * step ^ token % 8) << 4), {low[0], low[1], low[2], low[3]});
+      ptx::store_shared16(at + (((2 * step + 1) ^ token % 8) << 4), {high[0], high[1], high[2], high[3]});
+    }
+    ptx::copy_fence();  // wgmma reads as the copies do
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(smem.full + 8 * cursor.at);
+  }
 }
 
 // [token], then [128 rows][gate or up]: as they lie in memory, copied one by one, as far ahead as the ring.
@@ -201,12 +245,6 @@ __device__ void produce_scales(const StreamProblem& p, const Smem<S>& smem, cons
     if (lane < S::kRowScales) ptx::copy4_async(to + (S::kTokens + lane) * 4, w + k);
     ptx::arrive_after_copies(smem.full + 8 * stage);
   });
-}
-
-// Of row `row` of a tile of a gated weight, which has 8 gate rows and their 8 up rows in turn, or of another.
-__device__ __forceinline__ int64_t weight_row(const Product& q, int64_t row) {
-  if (q.has_gate) row = row / 16 * 8 + row % 8 + (row / 8 % 2 ? q.n_out : 0);
-  return min(row, q.n - 1);
 }
 
 // The scales of rows and of the blocks of a stage, [block][row].
@@ -232,32 +270,14 @@ __device__ void produce_row_scales(const StreamProblem& p, const Smem<S>& smem, 
   });
 }
 
-// What the epilogue needs of the tile, early: it has nothing to hide the loads behind. One warp.
-template <class S, class N, Scaling kScaling>
-__device__ void produce_factors(const StreamProblem& p, const Smem<S>& smem, const Tile& tile, int lane) {
-  const Product& q = p.product;
-  const bool has_row_scales = kScaling == Scaling::whole && !q.is_exact();
-  const bool has_token_scales = has_row_scales || N::kDecodes;
-  constexpr float kCodeScale = N::kDecodes ? 1.0f / kInt4Factor : 1.0f;
-#pragma unroll 4
-  for (int i = lane; i < S::kRows; i += 32) {
-    const int64_t row = weight_row(q, int64_t{tile.row_block} * S::kRows + i);
-    ptx::store_shared_float2(smem.row_factors(i),
-                             {has_row_scales ? q.b.scale_at(row, 0) * kCodeScale : kCodeScale,
-                              p.bias ? float_at(p.bias, row) : 0.0f});
-  }
-#pragma unroll
-  for (int i = lane; i < S::kTokens; i += 32) {
-    const int64_t token = min(int64_t{tile.token_block} * S::kTokens + i, q.m - 1);
-    ptx::store_shared_float(smem.token_scale(i), has_token_scales ? q.a.scale_at(token, 0) : 1.0f);
-  }
-}
-
 // ---- The consumers ----
 
-// Four INT4 codes as bytes, kInt4Factor times as large: a nibble is the high one of its byte.
+// INT4 codes as bytes are kInt4Factor times as large: a nibble is the high one of its byte.
+constexpr uint32_t kHighNibbles = 0xf0f0f0f0u;
+
+// Four of them.
 __device__ __forceinline__ uint32_t int4_to_bytes(uint32_t codes) {
-  return __byte_perm(codes, codes << 4, 0x1504) & 0xf0f0f0f0u;
+  return __byte_perm(codes, codes << 4, 0x1504) & kHighNibbles;
 }
 
 template <class S, class N, Scaling kScaling>
@@ -376,13 +396,29 @@ struct Consumer {
   }
   __device__ __forceinline__ void decode(int stage, int turn, uint32_t (&codes)[kSteps][4]) const {
     const int block = turn / S::kStrips, strip = turn % S::kStrips;
-    const uint32_t row = smem.weight_at(stage) + first_row(strip) * S::kRowBytes + lane % 4 * 2;
+    const uint32_t row = smem.weight_at(stage) + first_row(strip) * S::kRowBytes;
+    // Pieces of 16 bytes are where the copy swizzled them.
+    const auto piece = [&](int i) { return row + (((block * kSteps + i) ^ (lane / 4)) << 4); };
+    if constexpr (S::kSorters > 0) {
+      const uint32_t from = piece(lane % 4);
+      const uint4 rows[2] = {ptx::load_shared16(from), ptx::load_shared16(from + 8 * S::kRowBytes)};
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const uint32_t from = row + (((block * kSteps + step) ^ (lane / 4)) << 4);  // as the copy swizzled it
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t words[kSteps] = {rows[i].x, rows[i].y, rows[i].z, rows[i].w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        codes[step][i] = int4_to_bytes(ptx::load_shared2(from + i % 2 * 8 * S::kRowBytes + i / 2 * 8));
+        for (int step = 0; step < kSteps; ++step) {
+          codes[step][i] = words[step] << 4 & kHighNibbles;
+          codes[step][2 + i] = words[step] & kHighNibbles;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const uint32_t from = piece(step) + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          codes[step][i] = int4_to_bytes(ptx::load_shared2(from + i % 2 * 8 * S::kRowBytes + i / 2 * 8));
+      }
     }
     ptx::wgmma_fence();  // also keeps the compiler from doing this after the wait that follows
   }
@@ -412,21 +448,33 @@ struct Consumer {
     }
   }
 
-  // To the bands, [token][16 rows]: pieces of 4 rows swapped by token, so that reading them (Parts) finds all
-  // banks, and this half of them.
-  __device__ __forceinline__ void store() const {
+  // To the blocks that finish the bands, [token][16 rows]: pieces of 4 rows swapped by token, so that reading
+  // them (Parts) finds all banks, and this half of them.
+  __device__ __forceinline__ void store(const Share<S>& share) const {
     const int q = lane % 4;  // this lane's tokens are 8 u + 2 q and the next, its rows lane / 4 and 8 more
     const uint32_t place = q * 2 * kTokenBytes + (((lane / 16) ^ q) << 4) + lane / 4 % 4 * 4;
 #pragma unroll
     for (int strip = 0; strip < S::kStrips; ++strip) {
-      const uint32_t band = smem.band((strip * S::kGroups + group) * 4 + warp);
-      const uint32_t to[2] = {band + place, band + (place ^ 32)};
+      const int band = (strip * S::kGroups + group) * 4 + warp;
+      const int owner = band >> share.band_bits(), in_owner = band & (share.bands() - 1);
+      const auto store_all = [&](uint32_t at, const auto& store_one) {
+        const uint32_t to[2] = {at + place, at + (place ^ 32)};
 #pragma unroll
-      for (int i = 0; i < S::kSums; ++i) {
-        uint32_t bits;
-        if constexpr (kHasTotals) bits = __float_as_uint(totals[strip][i]);
-        else bits = static_cast<uint32_t>(totals[strip][i]);
-        ptx::store_shared4(to[i / 2 % 2] + (i / 4 * 8 + i % 2) * kTokenBytes, bits);
+        for (int i = 0; i < S::kSums; ++i) {
+          uint32_t bits;
+          if constexpr (kHasTotals) bits = __float_as_uint(totals[strip][i]);
+          else bits = static_cast<uint32_t>(totals[strip][i]);
+          store_one(to[i / 2 % 2] + (i / 4 * 8 + i % 2) * kTokenBytes, bits);
+        }
+      };
+      if (owner == share.rank) {
+        store_all(smem.band(in_owner), [](uint32_t to, uint32_t bits) { ptx::store_shared4(to, bits); });
+      } else {
+        const int slot = share.rank - (share.rank > owner);
+        const uint32_t inbox = smem.inbox + (slot * share.bands() + in_owner) * S::kBandBytes;
+        const uint32_t arrived = ptx::address_in_block(smem.arrived, owner);
+        store_all(ptx::address_in_block(inbox, owner),
+                  [&](uint32_t to, uint32_t bits) { ptx::store_async(to, bits, arrived); });
       }
     }
   }
@@ -439,45 +487,22 @@ __device__ __forceinline__ void sync_consumers() {
   ptx::named_barrier_sync<1, S::kConsumerThreads>();
 }
 
-// Sends every other block the parts of the bands that it finishes, and waits for theirs.
-template <class S>
-__device__ void exchange_parts(const Smem<S>& smem, const Share<S>& share, int thread) {
-  ptx::copy_fence();
-  sync_consumers<S>();
-  ptx::cluster_wait();  // all are done with their rings
-  if (thread < share.splits && thread != share.rank) {
-    const int bands = share.bands(thread), slot = share.rank - (share.rank > thread);
-    ptx::copy_to_block(smem.inbox() + slot * bands * S::kBandBytes, smem.band(share.first_band(thread)),
-                       bands * S::kBandBytes, smem.arrived, thread);
-  }
-  ptx::barrier_wait_cluster(smem.arrived, 0);
-  ptx::cluster_arrive_relaxed();  // whoever sent to this block may leave
-}
-
 // The sums of a token and of half of a band's rows: those of the blocks of the cluster, in the order of k.
 template <class S, class Total>
 struct Parts {
   const Smem<S>& smem;
   const Share<S>& share;
 
-  __device__ __forceinline__ void load(int band, int token, int half, Total (&v)[kUnit]) const {
-    const int own_bands = share.bands(), in_own = band - share.first_band();
+  __device__ __forceinline__ void load(int in_own, int token, int half, Total (&v)[kUnit]) const {
     const uint32_t place = token * kTokenBytes + (((half * 2) ^ (token / 2 % 4)) << 4);
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) v[i] = 0;
 #pragma unroll 1
-    for (int part = 0; part < share.splits; ++part) {
+    for (int part = 0; part < share.splits(); ++part) {
       const int slot = part - (part > share.rank);
-      const uint32_t from =
-          place +
-          (part == share.rank ? smem.band(band) : smem.inbox() + (slot * own_bands + in_own) * S::kBandBytes);
-      const uint4 low = ptx::load_shared16(from), high = ptx::load_shared16(from ^ 16);
-      const uint32_t bits[kUnit] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) {
-        if constexpr (std::is_same_v<Total, float>) v[i] += __uint_as_float(bits[i]);
-        else v[i] = static_cast<int>(static_cast<uint32_t>(v[i]) + bits[i]);  // wraps
-      }
+      const uint32_t inbox = smem.inbox + (slot * share.bands() + in_own) * S::kBandBytes;
+      const uint32_t from = place + (part == share.rank ? smem.band(in_own) : inbox);
+      add_bits(ptx::load_shared16(from), ptx::load_shared16(from ^ 16), v);
     }
   }
 };
@@ -490,53 +515,19 @@ __device__ void finish(const StreamProblem& p, float* staged, const Smem<S>& sme
   const Parts<S, Total> parts = {smem, share};
   const int64_t first_token = int64_t{tile.token_block} * S::kTokens;
   const int tokens = static_cast<int>(min(q.m - first_token, int64_t{S::kTokens}));
-  const int halves = q.has_gate ? 1 : 2, at_once = 32 / halves, half = lane / at_once;
-  const auto load_numbers = [&](int band, int token, int of_half, float(&v)[kUnit]) {
-    Total sums[kUnit];
-    parts.load(band, token, of_half, sums);
-    const float of_token = ptx::load_shared_float(smem.token_scale(token));
-    const uint32_t factors = smem.row_factors(band * kBandRows + of_half * kUnit);
-#pragma unroll
-    for (int i = 0; i < kUnit; i += 2) {
-      const uint4 two = ptx::load_shared16(factors + i * 8);
-      const float scale[2] = {__uint_as_float(two.x), __uint_as_float(two.z)};
-      const float bias[2] = {__uint_as_float(two.y), __uint_as_float(two.w)};
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        v[i + j] = fmaf(static_cast<float>(sums[i + j]), of_token * scale[j], bias[j]);
-    }
-  };
+  const int halves = p.has_gate ? 1 : 2, at_once = p.has_gate ? 32 : 16, half = p.has_gate ? 0 : lane / 16;
   // The warps take the bands in turn, and of each the next tokens.
-  const int bands = share.bands();
-  int in_own = warp, token = lane % at_once;
-  while (true) {
-    for (; in_own >= bands; in_own -= bands) token += at_once;
-    if (token - lane % at_once >= tokens) return;
-    const int band = share.first_band() + in_own;
-    in_own += S::kGroups * 4;
+#pragma unroll 1
+  for (int turn = warp;; turn += S::kGroups * 4) {
+    const int in_own = turn & (share.bands() - 1), first = (turn >> share.band_bits()) * at_once;
+    if (first >= tokens) return;
+    const int token = first + lane % at_once, band = share.first_band() + in_own;
     const int64_t row = first_token + token;
     const int64_t col = ((int64_t{tile.row_block} * S::kBands + band) * halves + half) * kUnit;
     if (token >= tokens || col >= q.n_out) continue;
-    const int count = static_cast<int>(min(q.n_out - col, int64_t{kUnit}));
-    if constexpr (!std::is_same_v<Total, float>) {
-      if (q.is_exact()) {
-        int sums[kUnit];
-        parts.load(band, token, half, sums);
-        store_exact(q, row, col, count, sums);
-        continue;
-      }
-    }
-    float v[kUnit], up[kUnit] = {};
-    load_numbers(band, token, half, v);
-    if (p.is_plain) {
-      const bool is_bf16 = q.out.y.dtype == DType::bf16;
-      ptx::store16(q.out.y.row<uint16_t>(row) + col,
-                   {ptx::pack_two(v[0], v[1], is_bf16), ptx::pack_two(v[2], v[3], is_bf16),
-                    ptx::pack_two(v[4], v[5], is_bf16), ptx::pack_two(v[6], v[7], is_bf16)});
-      continue;
-    }
-    if (q.has_gate) load_numbers(band, token, 1, up);
-    linear::finish_unit(q, staged, row, col, v, up);
+    finish_sums<Total>(
+        q, p.is_plain, staged, smem.factors, band * kBandRows + half * kUnit, token, row, col,
+        [&](int second, Total(&sums)[kUnit]) { parts.load(in_own, token, half + second, sums); });
   }
 }
 
@@ -547,23 +538,27 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     stream_kernel(const __grid_constant__ StreamProblem p, float* staged) {
   extern __shared__ __align__(1024) char shared[];
   const Smem<S> smem(shared);
-  const int index = static_cast<int>(blockIdx.x) / p.splits;
+  const int index = static_cast<int>(blockIdx.x) >> p.split_bits;
   const Tile tile = {index / p.token_blocks, index % p.token_blocks};
   const Share<S> share(p);
   const int thread = static_cast<int>(threadIdx.x);
-  const bool is_split = p.splits > 1;
+  const bool is_split = p.split_bits > 0;
   ptx::allow_next_kernel();
   if (thread == 32) ptx::prefetch_map(p.w), ptx::prefetch_map(p.x);
-  if (thread == 0) {
-    for (int i = 0; i < S::kStages; ++i) {
-      ptx::barrier_init(smem.full + 8 * i, kScaling == Scaling::blocks ? 34 : 2);
+  if (thread < 32) {
+    for (int i = thread; i < S::kStages; i += 32) {
+      constexpr int kOfX = S::kSorters > 0 ? S::kSorters : 1,
+                    kOfScales = kScaling == Scaling::blocks ? 32 : 0;
+      ptx::barrier_init(smem.full + 8 * i, 1 + kOfX + kOfScales);
+      ptx::barrier_init(smem.unsorted + 8 * i, 1);
       ptx::barrier_init(smem.empty + 8 * i, S::kGroups * 4);
     }
-    ptx::barrier_init(smem.arrived, 1);
+    if (thread == 0) ptx::barrier_init(smem.arrived, 1);
     ptx::barrier_init_fence();
-    if (is_split) ptx::barrier_expect(smem.arrived, (p.splits - 1) * share.bands() * S::kBandBytes);
+    if (thread == 0) ptx::barrier_expect(smem.arrived, (share.splits() - 1) * share.bands() * S::kBandBytes);
   }
   __syncthreads();
+  if (is_split && S::kHasOwnInbox) ptx::cluster_arrive_relaxed();
   ptx::wait_for_previous_kernel();  // which may have written any of what follows
 
   if (thread >= S::kConsumerThreads) {
@@ -576,28 +571,27 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
       else produce_scales(p, smem, share, tile, lane);
     }
     if (warp == 3) {
-      produce_factors<S, N, kScaling>(p, smem, tile, lane);
+      const bool has_row_scales = kScaling == Scaling::whole && !p.product.is_exact();
+      smem.factors.load(p.product, p.bias, has_row_scales, has_row_scales || N::kDecodes,
+                        N::kDecodes ? 1.0f / kInt4Factor : 1.0f, int64_t{tile.row_block} * S::kRows,
+                        int64_t{tile.token_block} * S::kTokens, lane);
       ptx::named_barrier_arrive(kFactorsBarrier, S::kConsumerThreads + 32);
     }
-    __syncwarp();
-    if (is_split) {
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
-      ptx::cluster_arrive_relaxed();
-      ptx::cluster_wait();
-    }
+    if (warp >= 4) sort_x(smem, share, warp - 4, lane);
     return;
   }
   if constexpr (S::kTradesRegisters) ptx::claim_registers<216>();
   Consumer<S, N, kScaling> consumer = {smem, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
   consumer.multiply(share.end_k - share.first_k);
   ptx::named_barrier_sync(kFactorsBarrier, S::kConsumerThreads + 32);  // also of the consumers, with the ring
-  if (is_split) ptx::cluster_arrive();                                 // this block's ring is free
-  consumer.store();
-  if (is_split) exchange_parts(smem, share, thread);
-  else sync_consumers<S>();
+  if (is_split) {
+    if (!S::kHasOwnInbox) ptx::cluster_arrive();
+    ptx::cluster_wait();  // all inboxes may be written
+  }
+  consumer.store(share);
+  sync_consumers<S>();
+  if (is_split) ptx::barrier_wait_cluster(smem.arrived, 0);
   finish<S, typename decltype(consumer)::Total>(p, staged, smem, share, tile, thread / 32, thread % 32);
-  if (is_split) ptx::cluster_wait();
 }
 
 }  // namespace quantfuse::product_stream

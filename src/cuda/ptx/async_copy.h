@@ -77,11 +77,11 @@ __device__ __forceinline__ void box_copy(uint32_t to, const CUtensorMap& map, in
 
 // The same of four dimensions.
 __device__ __forceinline__ void box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, int c2, int c3,
-                                         uint32_t barrier) {
+                                         uint32_t barrier, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
-      "%4, %5}], [%6];" ::"r"(to),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(policy)
       : "memory");
 }
 // Into the same place in both blocks of a cluster of two, on the barrier of each.

@@ -43,10 +43,13 @@ __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t 
       : "memory");
 }
 // Stores into another block's shared memory and counts the bytes on a barrier there.
-__device__ __forceinline__ void store_async(uint32_t remote, float value, uint32_t remote_barrier) {
+__device__ __forceinline__ void store_async(uint32_t remote, uint32_t bits, uint32_t remote_barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
-               "r"(__float_as_uint(value)), "r"(remote_barrier)
+               "r"(bits), "r"(remote_barrier)
                : "memory");
+}
+__device__ __forceinline__ void store_async(uint32_t remote, float value, uint32_t remote_barrier) {
+  store_async(remote, __float_as_uint(value), remote_barrier);
 }
 
 // From this block's shared memory to the same or another address in that of block `rank`, whose barrier

@@ -14,6 +14,8 @@ namespace quantfuse::ptx {
 #define QF_NUMBERS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define QF_NUMBERS_16 QF_NUMBERS_8 \
   ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define QF_NUMBERS_24 QF_NUMBERS_16 \
+  ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define QF_NUMBERS_32 QF_NUMBERS_16 \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define QF_NUMBERS_64 QF_NUMBERS_32 \
@@ -27,6 +29,7 @@ namespace quantfuse::ptx {
 #define QF_SUMS_4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define QF_SUMS_8(c, i) QF_SUMS_4(c, i), QF_SUMS_4(c, i + 4)
 #define QF_SUMS_16(c, i) QF_SUMS_8(c, i), QF_SUMS_8(c, i + 8)
+#define QF_SUMS_24(c, i) QF_SUMS_16(c, i), QF_SUMS_8(c, i + 16)
 #define QF_SUMS_32(c, i) QF_SUMS_16(c, i), QF_SUMS_16(c, i + 16)
 #define QF_SUMS_64(c, i) QF_SUMS_32(c, i), QF_SUMS_32(c, i + 32)
 #define QF_SUMS_128(c, i) QF_SUMS_64(c, i), QF_SUMS_64(c, i + 64)
@@ -47,6 +50,7 @@ namespace quantfuse::ptx {
   }
 QF_WGMMA_OF_FORMATS(16, 8, 8, 9, 10)
 QF_WGMMA_OF_FORMATS(32, 16, 16, 17, 18)
+QF_WGMMA_OF_FORMATS(48, 24, 24, 25, 26)
 QF_WGMMA_OF_FORMATS(64, 32, 32, 33, 34)
 QF_WGMMA_OF_FORMATS(128, 64, 64, 65, 66)
 QF_WGMMA_OF_FORMATS(256, 128, 128, 129, 130)
@@ -88,12 +92,14 @@ __device__ __forceinline__ void wgmma_halves(float (&d)[128], uint64_t a, uint64
 #undef QF_SUMS_128
 #undef QF_SUMS_64
 #undef QF_SUMS_32
+#undef QF_SUMS_24
 #undef QF_SUMS_16
 #undef QF_SUMS_8
 #undef QF_SUMS_4
 #undef QF_NUMBERS_128
 #undef QF_NUMBERS_64
 #undef QF_NUMBERS_32
+#undef QF_NUMBERS_24
 #undef QF_NUMBERS_16
 #undef QF_NUMBERS_8
 
