@@ -211,7 +211,6 @@ struct Consumer {
     typename N::Sum sums[S::kSums];
     if constexpr (kScaling == Scaling::whole) {
       ptx::wgmma_fence();
-#pragma unroll 1
 #pragma unroll
       for (int i = 0; i < S::kRunBlocks; ++i) multiply_block(sums, stage, i, i);
       ptx::wgmma_commit();
@@ -220,7 +219,6 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < S::kSums; ++i) totals[i] += sums[i];
     } else {
-#pragma unroll 1
 #pragma unroll
       for (int i = 0; i < S::kRunBlocks; ++i) {
         ptx::wgmma_fence();
@@ -269,7 +267,6 @@ struct Consumer {
         give_back(cursor.at);
       } else {
         ptx::wgmma_fence();
-#pragma unroll 1
 #pragma unroll
         for (int i = 0; i < S::kRunBlocks; ++i)
           multiply_block(totals, cursor.at, i, before < 0 && i == 0 ? 0 : 1);
