@@ -33,16 +33,13 @@ struct IntBatch : Batch<int32_t> {
 };
 
 QF_INLINE Verdict accepts_int(const Problem& p, int lanes) {
-  // Where only shapes are known (explain), as pack() will decide.
-  const Weight& w = p.weight;
   const PackedHeader* h = p.packed.header;
-  const bool has_k_map = h ? h->has_k_map : w.num_groups > 1 && (w.g_idx || w.block.cols % 8 != 0);
-  const bool has_float_zeros = h ? h->has_float_zeros : w.has_float_zeros();
+  const bool has_float_zeros = h ? h->has_float_zeros : p.weight.has_float_zeros();
   return packed_for(p, lanes)
       .require(is_integer(p.weight.format), "the weight's codes are not integers")
       .require(p.act_format == QF_INT8, "the activations are not quantized to INT8")
       .require(!has_float_zeros, "the weight's zero points are not integers")
-      .require(p.is_whole_row_act() || (p.act_group % 8 == 0 && !has_k_map),
+      .require(p.is_whole_row_act() || (p.act_group % 8 == 0 && !has_k_map(p)),
                "activation groups must be multiples of 8 columns, over weight groups that are so too");
 }
 

@@ -31,15 +31,12 @@ struct LimbBatch : Batch<int32_t> {
 
 // 128 columns are the tiles that x is rounded in, and a segment is to lie in one of them.
 QF_INLINE Verdict accepts_limbs(const Problem& p, int lanes) {
-  const Weight& w = p.weight;
-  const PackedHeader* h = p.packed.header;
-  const bool has_k_map = h ? h->has_k_map : w.num_groups > 1 && (w.g_idx || w.block.cols % 8 != 0);
-  const int64_t group = w.num_groups > 1 ? w.block.cols : kLimbSegment;
+  const int64_t group = p.weight.num_groups > 1 ? p.weight.block.cols : kLimbSegment;
   return packed_for(p, lanes)
       .require(is_integer(p.weight.format), "the weight's codes are not integers")
       .require(!p.has_act_quant(), "the activations are quantized")
       .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "the activations are not 16-bit floats")
-      .require(!has_k_map, "the weight's columns are in another order than those of x")
+      .require(!has_k_map(p), "the weight's columns are in another order than those of x")
       .require(group % kLimbSegment == 0 || kLimbSegment % group == 0,
                "the weight's groups are neither multiples of 128 columns nor equal parts of 128");
 }

@@ -97,7 +97,15 @@ QF_INLINE int64_t cut_segments(const Problem& p, int64_t cap, int64_t act_group,
   return count;
 }
 
-// Requirements that both kernels have.
+// Whether the packed columns are in another order than those of x. Where only shapes are known (explain), as
+// pack() will decide.
+QF_INLINE bool has_k_map(const Problem& p) {
+  const Weight& w = p.weight;
+  if (p.packed.header) return p.packed.header->has_k_map;
+  return w.num_groups > 1 && (w.g_idx || w.block.cols % 8 != 0);
+}
+
+// Requirements that all kernels of packed weights have.
 QF_INLINE Requirements packed_for(const Problem& p, int lanes) {
   Requirements r;
   r.require(!p.not_packed_reason, "the weight is not packed (qf_weight_pack)");
