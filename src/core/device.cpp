@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -65,6 +66,23 @@ std::string cpu_model() {
   return "unknown";
 }
 
+// Bytes of the data cache of a level that one CPU sees; 0 where the system does not tell. sysconf adds up the
+// last caches of a whole AMD package, of which a CPU can use one.
+int64_t cache_bytes(int cpu, int level, int sysconf_name) {
+  const std::string folder = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/cache/index";
+  for (int index = 0;; ++index) {
+    const std::string at = folder + std::to_string(index) + "/";
+    int its_level = 0;
+    std::string type, unit;
+    int64_t size = 0;
+    if (!(std::ifstream(at + "level") >> its_level) || !(std::ifstream(at + "type") >> type)) break;
+    if (its_level != level || type == "Instruction") continue;
+    if (!(std::ifstream(at + "size") >> size >> unit) || unit != "K") break;
+    return size * 1024;
+  }
+  return std::max(sysconf(sysconf_name), 0L);
+}
+
 }  // namespace
 
 Target cpu_target() {
@@ -77,10 +95,14 @@ CpuInfo cpu_info() {
   CpuInfo info;
   info.model = cpu_model();
   cpu_set_t set;
-  info.num_cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  info.l1_bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
-  info.l2_bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  info.l3_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  int first_cpu = 0;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    info.num_cpus = CPU_COUNT(&set);
+    while (!CPU_ISSET(first_cpu, &set)) ++first_cpu;
+  }
+  info.l1_bytes = cache_bytes(first_cpu, 1, _SC_LEVEL1_DCACHE_SIZE);
+  info.l2_bytes = cache_bytes(first_cpu, 2, _SC_LEVEL2_CACHE_SIZE);
+  info.l3_bytes = cache_bytes(first_cpu, 3, _SC_LEVEL3_CACHE_SIZE);
   info.detected = detect_cpu();
   return info;
 }
