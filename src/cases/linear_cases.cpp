@@ -366,9 +366,9 @@ LinearSpec random_many_tokens_spec(Random& random) {
   LinearSpec s = random_product_spec(random, random.pick<int64_t>({65, 127, 128, 129, 255, 257, 300}));
   const bool is_blocks = random.chance(50);
   s.dtype = random.pick({kF16, kBf16, kF32});
-  s.act_format = random.pick({QF_INT8, QF_FP8_E4M3});
+  s.act_format = random.pick({QF_INT8, QF_INT8, QF_FP8_E4M3, QF_FP8_E4M3, QF_FP8_E5M2});
   s.act_group = is_blocks ? 128 : 0;
-  s.weight.format = s.act_format;
+  s.weight.format = is_integer(s.act_format) ? QF_INT8 : random.pick({QF_FP8_E4M3, QF_FP8_E4M3, QF_FP8_E5M2});
   s.weight.block = is_blocks ? qf_block{128, 128} : random.pick<qf_block>({{1, 0}, {0, 0}});
   s.weight.is_asymmetric = s.weight.has_e8m0_scale = false;
   s.n = s.weight.is_gated ? 128 * random.pick<int64_t>({1, 2, 3, 5})

@@ -262,9 +262,10 @@ std::vector<CasePtr> scaled_mm_test_cases() {
     return s;
   });
   // What the kernel for many rows takes: tiles of 128 by 256, 128 of k at a time.
-  list.fill_up(500, [&] {
+  list.fill_up(516, [&] {
     ScaledMmSpec s = random_spec(random);
-    s.a_format = s.b_format = random.pick({QF_INT8, QF_FP8_E4M3});
+    s.a_format = random.pick({QF_INT8, QF_INT8, QF_FP8_E4M3, QF_FP8_E4M3, QF_FP8_E5M2});
+    s.b_format = is_integer(s.a_format) ? QF_INT8 : random.pick({QF_FP8_E4M3, QF_FP8_E4M3, QF_FP8_E5M2});
     s.out =
         is_integer(s.a_format) ? random.pick({kI32, kF32, kF16, kBf16}) : random.pick({kF32, kF16, kBf16});
     s.has_scales = s.out.code != kI32.code;

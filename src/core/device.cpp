@@ -96,6 +96,7 @@ CpuInfo cpu_info() {
   info.model = cpu_model();
   cpu_set_t set;
   int first_cpu = 0;
+  info.num_cpus = 1;
   if (sched_getaffinity(0, sizeof set, &set) == 0) {
     info.num_cpus = CPU_COUNT(&set);
     while (!CPU_ISSET(first_cpu, &set)) ++first_cpu;

@@ -18,7 +18,7 @@ Target cpu_target();
 
 struct CpuInfo {
   std::string model;
-  int num_cpus = 1;  // this process may run on
+  int num_cpus = 0;  // this process may run on
   int64_t l1_bytes = 0, l2_bytes = 0, l3_bytes = 0;
   Target detected = Target::reference;
 };

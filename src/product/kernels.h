@@ -50,7 +50,8 @@ extern const product::Choosy kernel;
 }
 namespace product_wgmma_sm90 {  // product_wgmma.h
 extern const product::Choosy kernel;
-}
+void launch_e5m2(const product::Product& p, float* staged, const Launch& launch);  // what it does with E5M2
+}  // namespace product_wgmma_sm90
 
 // product_mma.h for sm_80 and newer, and for sm_75. Where y has dynamic scales, float32 numbers go to
 // `staged`, [m, n_out].

@@ -183,8 +183,9 @@ Requirements accepts_int4(const Product& p) {
 
 Requirements accepts(const Product& p) {
   if (p.b.format == QF_INT4) return accepts_int4(p);
-  return accepts_wgmma_operands(p).require(p.m <= 128 || has_few_tiles(p),
-                                           "m is more than 128, and large tiles of y fill the GPU");
+  return accepts_wgmma_operands(p)
+      .require(!has_e5m2(p), "codes are E5M2")
+      .require(p.m <= 128 || has_few_tiles(p), "m is more than 128, and large tiles of y fill the GPU");
 }
 
 void launch(const Product& p, float* staged, const Launch& launch) {

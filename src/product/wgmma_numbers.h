@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "cuda/ptx/wgmma_bytes.h"
-#include "quantfuse/quantfuse.h"
+#include "formats/codes.h"
 
 namespace quantfuse::product {
 
@@ -15,17 +15,22 @@ constexpr int kBlockK = 128, kSteps = 4;  // 128 bytes: what a swizzled row has;
 
 enum class Scaling { whole, blocks };  // scales that are the same for all k, or one for each 128 of k
 
-// INT8 or E4M3: both operands; INT4: rows of INT4, decoded to registers, and columns of INT8.
-template <qf_format kFormat>
+// Of the operand whose rows are wgmma's rows, and of the other one: INT8 both, E4M3 or E5M2 each, or INT4,
+// decoded to registers, and INT8.
+template <qf_format kRows, qf_format kColumns = kRows>
 struct Numbers {
-  static constexpr bool kIsInteger = kFormat != QF_FP8_E4M3, kIsExact = kFormat == QF_INT8;
-  static constexpr bool kDecodes = kFormat == QF_INT4;
+  static constexpr bool kIsInteger = is_integer(kRows), kIsExact = kRows == QF_INT8;
+  static constexpr bool kDecodes = kRows == QF_INT4;
   using Sum = std::conditional_t<kIsInteger, int32_t, float>;
   // d[64, 2 kSums] (+)= 32 columns of 64 rows, times those of 2 kSums rows.
   template <int kSums, class Rows>
   __device__ static __forceinline__ void multiply(Sum (&d)[kSums], const Rows& rows, uint64_t columns,
                                                   int adds) {
+    constexpr bool kIsE5m2[2] = {kRows == QF_FP8_E5M2, kColumns == QF_FP8_E5M2};
     if constexpr (kIsInteger) ptx::wgmma_int8(d, rows, columns, adds);
+    else if constexpr (kIsE5m2[0] && kIsE5m2[1]) ptx::wgmma_e5m2(d, rows, columns, adds);
+    else if constexpr (kIsE5m2[0]) ptx::wgmma_e5m2_e4m3(d, rows, columns, adds);
+    else if constexpr (kIsE5m2[1]) ptx::wgmma_e4m3_e5m2(d, rows, columns, adds);
     else ptx::wgmma_e4m3(d, rows, columns, adds);
   }
 };

@@ -19,11 +19,14 @@ inline bool has_blocks(const Product& p) {
          p.b.block.cols == kBlockK && (p.b.block.rows % kBlockK == 0 || p.b.block.rows >= p.n);
 }
 
+inline bool has_e5m2(const Product& p) { return p.a.format == QF_FP8_E5M2 || p.b.format == QF_FP8_E5M2; }
+
+// Of any format of 8 bits.
 inline Requirements accepts_wgmma_operands(const Product& p) {
   const bool is_int8 = p.a.format == QF_INT8 && p.b.format == QF_INT8;
-  const bool is_e4m3 = p.a.format == QF_FP8_E4M3 && p.b.format == QF_FP8_E4M3;
   return Requirements()
-      .require(is_int8 || is_e4m3, "the codes are not both INT8 or both E4M3")
+      .require(is_int8 || (is_fp8(p.a.format) && is_fp8(p.b.format)),
+               "the codes are not both INT8 or both FP8")
       .require(p.b_order == QF_NK, "b is in order KN")
       .require(!p.a.has_zeros() && !p.b.has_zeros(), "there are zero points")
       .require(p.k > 0 && p.k % 16 == 0, "k is not a multiple of 16")

@@ -55,6 +55,15 @@ QF_WGMMA_OF_FORMATS(64, 32, 32, 33, 34)
 QF_WGMMA_OF_FORMATS(128, 64, 64, 65, 66)
 QF_WGMMA_OF_FORMATS(256, 128, 128, 129, 130)
 
+// E5M2 on either side, or both.
+#define QF_WGMMA_OF_E5M2(name, types)                                                                     \
+  __device__ __forceinline__ void name(float (&d)[64], uint64_t a, uint64_t b, int adds) {                \
+    QF_WGMMA(128, 64, "f32." types, "+f", ", 1, 1", 64, 65, 66);                                          \
+  }
+QF_WGMMA_OF_E5M2(wgmma_e5m2, "e5m2.e5m2")
+QF_WGMMA_OF_E5M2(wgmma_e5m2_e4m3, "e5m2.e4m3")
+QF_WGMMA_OF_E5M2(wgmma_e4m3_e5m2, "e4m3.e5m2")
+
 // The same with a in registers: of rows g and g + 8 (t % 32 = 4 g + q) the columns 4 q .. 4 q + 3 in the
 // first two, 16 + 4 q .. in the others.
 #define QF_WGMMA_OF_REGISTERS(n, sums, A0, A1, A2, A3, B, ADDS)                                           \
@@ -87,6 +96,7 @@ __device__ __forceinline__ void wgmma_halves(float (&d)[128], uint64_t a, uint64
 
 #undef QF_WGMMA_HALVES
 #undef QF_WGMMA_OF_REGISTERS
+#undef QF_WGMMA_OF_E5M2
 #undef QF_WGMMA_OF_FORMATS
 #undef QF_WGMMA
 #undef QF_SUMS_128
