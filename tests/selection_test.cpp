@@ -289,6 +289,12 @@ TEST(Selection, OfProductsOnCuda) {
     }
     expect_chosen(linear({QF_INT4, {1, 32}}, QF_INT8, m), of_layers);
   }
+  // Many of both, for tiles that keep the SMs busy.
+  for (const WeightSpec& weight : {int4, WeightSpec{QF_INT4, {1, 0}}}) {
+    LinearSpec layer = linear(weight, QF_INT8, 1000);
+    layer.n = 33 * 512, layer.k = 256;
+    expect_chosen(layer, {"linear_product_int4_sm90", "linear_product_sm80", "linear_product_sm75"});
+  }
   // What is no product of codes.
   WeightSpec act_order = int4, offsets = int4;
   act_order.has_g_idx = offsets.has_offset = true;

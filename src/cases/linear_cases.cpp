@@ -572,6 +572,18 @@ std::vector<CasePtr> linear_test_cases() {
       list.add(s);
     }
   }
+  // INT4 weights by INT8 activations in tiles of 256 tokens by 128 rows, several for every pair of blocks.
+  Random many(16);
+  for (const int64_t k : {32, 96, 128, 160, 256, 288, 416, 544}) {
+    for (const bool is_gated : {false, true}) {
+      LinearSpec s = random_w4a8_spec(many, k == 288 ? 1030 : 2300);
+      s.weight.is_gated = is_gated;
+      s.n = is_gated ? 1040 : many.pick<int64_t>({1025, 1032, 1200});
+      if (k == 288) s.n = 4112;
+      s.k = k;
+      list.add(s);
+    }
+  }
   // A NaN is its own token's alone.
   for (const int64_t m : {2, 3}) {
     LinearSpec s;

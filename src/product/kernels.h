@@ -45,6 +45,9 @@ struct Choosy {
 };
 }  // namespace product
 
+namespace product_int4_sm90 {  // product_int4.h
+extern const product::Choosy kernel;
+}
 namespace product_stream_sm90 {  // product_stream.h
 extern const product::Choosy kernel;
 }

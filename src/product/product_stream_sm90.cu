@@ -165,22 +165,6 @@ bool has_few_tiles(const Product& p) {
   return 2 * ceil_div(p.m, int64_t{256}) * ceil_div(p.n, int64_t{256}) * 3 <= gpu_num_sms(p.device.id);
 }
 
-// INT4 with a scale for each row, or for each row and 128 of k, and INT8 with a scale for each token.
-Requirements accepts_int4(const Product& p) {
-  const bool has_groups = p.b.scale && p.b.block.rows == 1 && p.b.block.cols == kBlockK;
-  return Requirements()
-      .require(p.a.format == QF_INT8, "the activations are not INT8")
-      .require(!p.is_exact(), "c is int32")
-      .require(p.b_order == QF_NK, "b is in order KN")
-      .require(!p.a.has_zeros() && !p.b.has_zeros(), "there are zero points")
-      .require(p.k > 0 && p.k % 32 == 0, "k is not a multiple of 32")
-      .require(has_boxes(p.b.codes), "rows of b do not begin at multiples of 16 bytes")
-      .require(!p.b.scale || p.b.scale.dtype == DType::f32, "the scales are not float32")
-      .require(is_whole(p.a, p.k), "the activations are scaled by groups")
-      .require(is_whole(p.b, p.k) || has_groups, "the weight's groups are neither all of k nor 128")
-      .require(!p.has_gate || p.n_out % 8 == 0, "gate rows are not a multiple of 8");
-}
-
 Requirements accepts(const Product& p) {
   if (p.b.format == QF_INT4) return accepts_int4(p);
   return accepts_wgmma_operands(p)

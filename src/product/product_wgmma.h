@@ -27,7 +27,6 @@
 #include <type_traits>
 
 #include "core/element.h"
-#include "cuda/activation.h"
 #include "cuda/cursor.h"
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
@@ -37,6 +36,7 @@
 #include "cuda/ptx/shared_memory.h"
 #include "formats/codes.h"
 #include "formats/quantizer.h"
+#include "product/activate.h"
 #include "product/wgmma_numbers.h"
 
 namespace quantfuse::product {
@@ -356,26 +356,6 @@ struct Consumer {
 
 // ---- The epilogue ----
 
-// The functions of cuda/activation.h one number at a time: a switch in every unit would cut the epilogue into
-// pieces too small to overlap.
-enum class Act { identity, sigmoid, other };
-
-template <Act kAct>
-struct Activate {
-  float linear, cubic;  // v / (1 + 2^(v (linear + cubic v^2))): SiLU, and GELU's tanh form
-  bool is_relu;
-
-  __device__ explicit Activate(qf_activation kind)
-      : linear(kind == QF_SILU ? -kLog2E : kGeluTanhLinear),
-        cubic(kind == QF_SILU ? 0.0f : kGeluTanhCubic),
-        is_relu(kind == QF_RELU) {}
-  __device__ __forceinline__ float operator()(float v) const {
-    if constexpr (kAct == Act::identity) return v;
-    else if constexpr (kAct == Act::sigmoid) return over_one_plus_exp2(v, v * fmaf(cubic, v * v, linear));
-    else return is_relu ? (v < 0 ? 0.0f : v) : gelu(v);  // NaN stays
-  }
-};
-
 // A warp's part of a tile of y: 16 tokens. First the sums become the numbers of y, in registers, then these
 // go where they belong. Thread 4 g + q has columns 8 u + 2 q, + 1 of tokens g and g + 8 in v[4 u .. 4 u + 3].
 template <class S, class N, Scaling kScaling>
@@ -576,14 +556,10 @@ struct Finisher {
   // body(act, is_gated), both known to the compiler.
   template <class Body>
   __device__ __forceinline__ void with_kind(const Body& body) const {
-    const auto with_act = [&](auto act) {
+    with_act(p.activation, [&](auto act) {
       if (p.is_gated) body(act, std::true_type{});
       else body(act, std::false_type{});
-    };
-    if (p.activation == QF_IDENTITY) with_act(std::integral_constant<Act, Act::identity>{});
-    else if (p.activation == QF_SILU || p.activation == QF_GELU_TANH)
-      with_act(std::integral_constant<Act, Act::sigmoid>{});
-    else with_act(std::integral_constant<Act, Act::other>{});
+    });
   }
   __device__ __forceinline__ void run() const {
     if constexpr (std::is_same_v<typename Consumer<S, N, kScaling>::Total, int32_t>) {

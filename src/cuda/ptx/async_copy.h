@@ -93,6 +93,15 @@ __device__ __forceinline__ void box_copy_to_pair(uint32_t to, const CUtensorMap&
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "h"(static_cast<uint16_t>(3))
       : "memory");
 }
+// The same of two dimensions.
+__device__ __forceinline__ void box_copy_to_pair(uint32_t to, const CUtensorMap& map, int column, int row,
+                                                 uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(3))
+      : "memory");
+}
 // From shared memory to the box whose first column and row these are; what is beyond the edges is left out.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, int column, int row, uint32_t from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),

@@ -15,6 +15,13 @@ __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&m)[
                : "memory");
 }
 
+// The same of the transposed matrices: lane i says where column i % 8 of matrix i / 8 goes.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t to, const uint32_t (&m)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(m[0]),
+               "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
 // Two numbers, rounded to BF16 or FP16, in a word.
 __device__ __forceinline__ uint32_t pack_two(float low, float high, bool is_bf16) {
   uint32_t bf16_word, f16_word;
