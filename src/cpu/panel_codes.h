@@ -11,15 +11,59 @@ namespace quantfuse {
 // Values of the stored INT4 codes.
 constexpr float kStoredInt4Values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
+// The magnitudes of an FP8 format as BF16 numbers, which they all are, by the low 7 bits of the code.
+struct Fp8Magnitudes {
+  alignas(64) uint16_t words[128];
+  constexpr Fp8Magnitudes(int mantissa_bits, int bias, bool has_infinity) : words() {
+    for (int code = 1; code < 128; ++code) {
+      int exponent = code >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
+      if (has_infinity ? exponent == 31 : code == 127) {
+        words[code] = has_infinity && mantissa == 0 ? 0x7f80 : 0x7fc0;
+        continue;
+      }
+      if (exponent == 0) {  // subnormal: moved up to its leading bit
+        for (exponent = 1; mantissa >> mantissa_bits == 0; --exponent) mantissa <<= 1;
+        mantissa -= 1 << mantissa_bits;
+      }
+      words[code] = static_cast<uint16_t>((exponent - bias + 127) << 7 | mantissa << (7 - mantissa_bits));
+    }
+  }
+};
+inline constexpr Fp8Magnitudes kE4m3Magnitudes(3, 7, false), kE5m2Magnitudes(2, 15, true);
+
+// Two FP8 codes in the low bytes of the halves of each lane, as BF16 numbers, where S can look them up: a
+// third of the instructions of decode_fp8.
+template <class S, bool kIsLookedUp>
+struct Fp8Pairs {};
+template <class S>
+struct Fp8Pairs<S, true> {
+  typename S::Table128 magnitudes;
+  QF_INLINE typename S::I decode(typename S::I codes) const {
+    const auto signs = S::and_(S::template shl<8>(codes), S::set1(static_cast<int32_t>(0x80008000u)));
+    return S::or_(S::lookup_u16(magnitudes, codes), signs);
+  }
+};
+
 // Format is the code path (formats/codes.h); the format itself chooses the table.
 template <class S, qf_format Format>
 struct PanelDecoder {
   static constexpr bool kIs4Bit = is_packed_4bit(Format);
+  static constexpr bool kHasPairs = is_fp8(Format) && requires { typename S::Table128; };
   static constexpr int kPerWord = 32 / code_bits(Format);
   typename S::Table16 table;  // of the 4-bit formats
+  [[no_unique_address]] Fp8Pairs<S, kHasPairs> pairs;
 
   QF_INLINE explicit PanelDecoder([[maybe_unused]] qf_format format) {
     if constexpr (kIs4Bit) table = S::table16(Format == QF_INT4 ? kStoredInt4Values : codebook_of(format));
+    if constexpr (kHasPairs)
+      pairs = {S::table128(Format == QF_FP8_E4M3 ? kE4m3Magnitudes.words : kE5m2Magnitudes.words)};
+  }
+
+  // The codes at positions K and K + 2 as BF16 numbers, in the halves of each lane.
+  template <int K>
+  QF_INLINE typename S::I bf16_pair(typename S::I word) const {
+    static_assert(kHasPairs && K < 2);
+    return pairs.decode(K == 0 ? word : S::template shr<8>(word));
   }
 
   // The value at position K (0 .. kPerWord - 1) of every lane's word.
@@ -35,6 +79,10 @@ struct PanelDecoder {
     } else if constexpr (Format == QF_BF16) {
       constexpr auto kUpper = static_cast<int32_t>(0xffff0000u);
       return S::from_bits(K == 0 ? S::template shl<16>(word) : S::and_(word, S::set1(kUpper)));
+    } else if constexpr (kHasPairs) {
+      const auto pair = bf16_pair<K % 2>(word);
+      constexpr auto kUpper = static_cast<int32_t>(0xffff0000u);
+      return S::from_bits(K < 2 ? S::template shl<16>(pair) : S::and_(pair, S::set1(kUpper)));
     } else {
       const auto moved = K == 0 ? word : S::template shr<8 * K>(word);
       const auto byte = K == 3 ? moved : S::and_(moved, S::set1(255));

@@ -162,6 +162,18 @@ struct Avx512 {
   using Table16 = __m512;
   QF_SIMD Table16 table16(const float* values) { return _mm512_loadu_ps(values); }
   QF_SIMD F lookup(Table16 t, I index) { return _mm512_permutexvar_ps(index, t); }
+  // A table of 128 16-bit words, looked up by the low 7 bits of each of 32 16-bit lanes.
+  struct Table128 {
+    I words[4];
+  };
+  QF_SIMD Table128 table128(const uint16_t* words) {
+    return {{load_i(words), load_i(words + 32), load_i(words + 64), load_i(words + 96)}};
+  }
+  QF_SIMD I lookup_u16(const Table128& t, I index) {
+    const __mmask32 is_upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+    return _mm512_mask_blend_epi16(is_upper, _mm512_permutex2var_epi16(t.words[0], index, t.words[1]),
+                                   _mm512_permutex2var_epi16(t.words[2], index, t.words[3]));
+  }
   // values[index] of each lane.
   QF_SIMD F gather(const float* values, I index) {
     return _mm512_mask_i32gather_ps(zero(), 0xffff, index, values, 4);

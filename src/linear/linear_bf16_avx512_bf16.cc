@@ -70,6 +70,8 @@ struct Bf16Arithmetic {
       } else if constexpr (Base::kIs4Bit && !HasZeros) {
         constexpr int kShift = kFirst < 4 ? 8 * kFirst : 8 * (kFirst - 4) + 4;  // as in PanelDecoder
         return S::lookup_u16(bf16_table, kShift == 0 ? word : S::shr<kShift>(word));
+      } else if constexpr (Base::kHasPairs && !HasZeros) {
+        return this->template bf16_pair<kFirst>(word);
       } else {
         auto low = this->template value<kFirst>(word), high = this->template value<kFirst + 2>(word);
         if constexpr (HasZeros) low = S::sub(low, zero), high = S::sub(high, zero);
