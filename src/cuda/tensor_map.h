@@ -20,11 +20,12 @@ inline CUtensorMapDataType map_type(DType dtype) {
 }
 
 // Boxes of a tensor, first dimension contiguous, the others at `strides` bytes. Their rows are at most 128
-// bytes and come swizzled, as wgmma wants them. The tensor begins, and so do its rows, at multiples of 16
-// bytes.
+// bytes and come swizzled, as wgmma wants them, or up to 256 numbers as they are. The tensor begins, and so
+// do its rows, at multiples of 16 bytes.
 template <size_t kRank>
 CUtensorMap tensor_map(CUtensorMapDataType type, const void* data, const std::array<int64_t, kRank>& sizes,
-                       const std::array<int64_t, kRank - 1>& strides, const std::array<int, kRank>& box) {
+                       const std::array<int64_t, kRank - 1>& strides, const std::array<int, kRank>& box,
+                       CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   // From the driver that is there: the library is not linked to one, or it would not load without.
   static const auto encode = [] {
     void* function = nullptr;
@@ -43,8 +44,8 @@ CUtensorMap tensor_map(CUtensorMapDataType type, const void* data, const std::ar
   }
   CUtensorMap map;
   const CUresult result = encode(&map, type, kRank, const_cast<void*>(data), size, stride, extent, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) fail_device("cuTensorMapEncodeTiled failed with " + std::to_string(result));
   return map;
 }
