@@ -200,6 +200,8 @@ TEST(Selection, OfLinearOnCuda) {
     expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_mma_sm75"});
   }
   s.m = 17;
+  expect_chosen(s, {"linear_quads_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  s.m = 65;
   expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_mma_sm75"});
   s.row_padding = 1;  // rows of x at other than multiples of 16 bytes
   expect_chosen(s, {"linear_mma_sm80", "linear_mma_sm75"});
@@ -208,6 +210,8 @@ TEST(Selection, OfLinearOnCuda) {
   s.dtype = kBf16;
   expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_rows_sm75"});
   s.m = 17;
+  expect_chosen(s, {"linear_quads_sm90", "linear_mma_sm80", "linear_tiles_sm75"});
+  s.weight = {QF_FP8_E5M2, {128, 128}};
   expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_tiles_sm75"});
   s.dtype = kF32, s.m = 1;
   expect_chosen(s, {"linear_rows_sm75"});

@@ -19,9 +19,9 @@ inline CUtensorMapDataType map_type(DType dtype) {
                                : CU_TENSOR_MAP_DATA_TYPE_UINT8;  // codes
 }
 
-// Boxes of a tensor, first dimension contiguous, the others at `strides` bytes. Their rows are 128 bytes, at
-// most, and come swizzled, as wgmma wants them; or 64 bytes with a swizzle of their own. The tensor begins,
-// and so do its rows, at multiples of 16 bytes.
+// Boxes of a tensor, first dimension contiguous, the others at `strides` bytes. Their rows are at most 128
+// bytes and come swizzled, as wgmma wants them; or 64 bytes with a swizzle of their own, or up to 256 numbers
+// as they are. The tensor begins, and so do its rows, at multiples of 16 bytes.
 template <size_t kRank>
 CUtensorMap tensor_map(CUtensorMapDataType type, const void* data, const std::array<int64_t, kRank>& sizes,
                        const std::array<int64_t, kRank - 1>& strides, const std::array<int, kRank>& box,

@@ -4,12 +4,12 @@
 //
 // The weight is the operand in registers, the tokens are the columns of wgmma:
 //   gmem x --box copies--> smem, swizzled --------------------------------.
-//   gmem q --bulk copies--> smem --lds--> regs --decode--> 16-bit numbers --wgmma--> sums of a group
+//   gmem q --box copies--> smem --lds--> regs --decode--> 16-bit numbers --wgmma--> sums of a group
 //     --* s--> totals --> smem --> epilogue, 8 columns a thread --> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
 // is rounded that the formula does not round.
 //
-// A block has producer warps and two warpgroups of consumers, each 64 rows of the weight (a strip a warp; or
+// A block has a producer warp and two warpgroups of consumers, each 64 rows of the weight (a strip a warp; or
 // 128, and two) by kTokens tokens; while one scales its sums, decodes or waits, the other keeps the tensor
 // cores busy. Stages of the ring are a tile: 128 columns. With few tiles of y the blocks of a cluster split
 // k; each sends its totals to the blocks that the tokens belong to, and they add them in the order of k:
@@ -32,9 +32,9 @@
 #include "cuda/ptx/dependent_launch.h"
 #include "cuda/ptx/shared_memory.h"
 #include "cuda/ptx/wgmma.h"
-#include "cuda/tensor_map.h"
-#include "linear/finish_unit.h"
+#include "linear/strip_boxes.h"
 #include "linear/strip_codes.h"
+#include "linear/tile_sums.h"
 
 namespace quantfuse::linear_wgmma_sm90 {
 using linear::Problem;
@@ -59,10 +59,10 @@ struct Shape {
   static constexpr int kSums = kTokens / 2 * kStripsPerWarp;  // of a thread
   // Many sums need more registers than all threads can have: whole warpgroups may trade theirs.
   static constexpr bool kTradesRegisters = kSums > 32;
-  static constexpr int kProducers = kTokens <= 32 ? 2 : 4;  // warps
-  static constexpr int kThreads = kConsumerThreads + 32 * kProducers;
+  static constexpr int kThreads = kConsumerThreads + (kTradesRegisters ? 128 : 32);
   static constexpr int kMaxSplits = kSums <= 32 ? 6 : 1;  // with more sums there is no room for an inbox
-  static constexpr int kInboxBytes = (kTokens + kMaxSplits) * kTotalsStride * 4;
+  using Exchange = linear::Exchange<kTokens, kTotalsStride>;
+  static constexpr int kInboxBytes = Exchange::inbox_bytes(kMaxSplits);
 };
 
 // How a call is laid out on the GPU.
@@ -71,6 +71,7 @@ struct Plan {
   int32_t splits;  // blocks of a cluster, which share a tile of y
   int32_t stages;  // of the ring
   int32_t stage_bytes;
+  int32_t tile_pieces;  // of a tile of the weight, as its map has them
   int32_t grid;
   int32_t smem_bytes;
 };
@@ -116,40 +117,26 @@ __device__ Share share_of(const Plan& plan, const StripLayout& w) {
           tiles * rank / plan.splits, tiles * (rank + 1) / plan.splits, rank};
 }
 
-// ---- The producers: one thread of each warp ----
+// ---- The producer: one thread ----
 
-// The strips of a stage are divided among the warps, because a thread takes some 100 cycles to start a copy.
 template <class S>
 struct Producer {
-  static constexpr int kStripsEach = S::kStrips / S::kProducers;
-  static_assert(S::kProducers >= 2);
   const Problem& p;
   const Plan& plan;
-  const CUtensorMap& x_map;
+  const CUtensorMap &x_map, &w_map;
   const Smem<S> smem;
-  int warp;  // of the producers
 
   __device__ void copy_weight(const Tile& tile, int k, int stage, uint64_t policy) const {
-    const StripLayout& w = p.strips.layout;
-    const int64_t first = tile.row_block * S::kStrips + warp * kStripsEach;
-    const int strips = static_cast<int>(max(min(w.strips - first, int64_t{kStripsEach}), int64_t{0}));
-    const uint32_t full = smem.full + 8 * stage;
-    uint32_t to = smem.ring + stage * plan.stage_bytes + S::kXBytes + warp * kStripsEach * w.tile_bytes;
-    ptx::barrier_expect(full, strips * w.tile_bytes + (warp < 2 ? S::kXBytes / 2 : 0));
-    const uint8_t* from = p.strips.data + (first * w.tiles + k) * w.tile_bytes;
-    const int64_t strip_bytes = w.tiles * w.tile_bytes;
-#pragma unroll
-    for (int i = 0; i < kStripsEach; ++i, to += w.tile_bytes, from += strip_bytes) {
-      if (i < strips) ptx::bulk_copy(to, from, w.tile_bytes, full, policy);
-    }
+    const uint32_t full = smem.full + 8 * stage, to = smem.ring + stage * plan.stage_bytes + S::kXBytes;
+    ptx::barrier_expect(full, S::kXBytes + S::kStrips * p.strips.layout.tile_bytes);
+    ptx::box_copy(to, w_map, 0, k * plan.tile_pieces, static_cast<int>(tile.row_block) * S::kStrips, full,
+                  policy);
   }
   __device__ void copy_x(const Tile& tile, int k, int stage) const {
-    if (warp >= 2) return;
-    const int column = k * StripLayout::kCols + warp * kBoxCols;
-    const int row = static_cast<int>(tile.token_block) * S::kTokens;
-    const uint32_t to = smem.ring + stage * plan.stage_bytes + warp * S::kXBytes / 2,
-                   full = smem.full + 8 * stage;
+    const int column = k * StripLayout::kCols, row = static_cast<int>(tile.token_block) * S::kTokens;
+    const uint32_t to = smem.ring + stage * plan.stage_bytes, full = smem.full + 8 * stage;
     ptx::box_copy(to, x_map, column, row, full);
+    ptx::box_copy(to + S::kXBytes / 2, x_map, column + kBoxCols, row, full);
   }
   __device__ void run(const Share& share) const {
     const uint64_t policy = plan.token_blocks == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
@@ -310,93 +297,29 @@ struct Consumer {
   }
 };
 
-// ---- The epilogue ----
-
-using linear::kUnit;
-
-// The sums of some tokens of a tile: `parts` of them, [tokens][kTotalsStride] each, to be added in this
-// order.
-struct Sums {
-  const float* data;
-  int parts, first_token, tokens;
-};
-
-template <int kTotalsStride>
-__device__ __forceinline__ void add_parts(const Sums& sums, int offset, float (&v)[kUnit]) {
-#pragma unroll
-  for (int i = 0; i < kUnit; ++i) v[i] = sums.data[offset + i];
-#pragma unroll 4
-  for (int part = 1; part < sums.parts; ++part) {
-    const float* more = sums.data + part * sums.tokens * kTotalsStride + offset;
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) v[i] += more[i];
-  }
-}
-
-template <class S>
-__device__ void finish_tile(const Problem& p, float* staged, const Tile& tile, const Sums& sums, int thread) {
-  const int rows = p.weight.is_gated ? 2 * kUnit : kUnit;  // of the weight, for a unit of y
-  const int units = S::kRows / rows;                       // of a token
-  const int64_t first_row = tile.token_block * S::kTokens + sums.first_token;
-  const int64_t first_col = tile.row_block * units * kUnit;
-#pragma unroll 1
-  for (int i = thread; i < sums.tokens * units; i += kConsumerThreads) {
-    const int token = i / units, unit = i % units;
-    const int64_t row = first_row + token, col = first_col + unit * kUnit;
-    if (row >= p.m || col >= p.n_out) continue;
-    const int offset = token * S::kTotalsStride + unit * rows;
-    float v[kUnit], up[kUnit] = {};
-    add_parts<S::kTotalsStride>(sums, offset, v);
-    if (p.weight.is_gated) add_parts<S::kTotalsStride>(sums, offset + kUnit, up);
-    linear::finish_unit(p, staged, row, col, v, up);
-  }
-}
-
 // ---- The kernel ----
 
 __device__ __forceinline__ void sync_consumers() { ptx::named_barrier_sync<1, kConsumerThreads>(); }
 
-// Sends every rank the totals of its tokens; returns what the ranks sent of this one's.
-template <class S>
-__device__ Sums exchange_totals(const Plan& plan, const Smem<S>& smem, int rank, int thread) {
-  const auto first_token = [&](int of) { return S::kTokens * of / plan.splits; };
-  const auto bytes_of = [&](int tokens) { return static_cast<uint32_t>(tokens * S::kTotalsStride * 4); };
-  ptx::copy_fence();
-  sync_consumers();
-  ptx::cluster_wait();  // all have initialised their barriers
-  if (thread < plan.splits) {
-    const int first = first_token(thread), tokens = first_token(thread + 1) - first;
-    ptx::copy_to_block(smem.inbox + bytes_of(rank * tokens), smem.totals + bytes_of(first), bytes_of(tokens),
-                       smem.arrived, thread);
-  }
-  ptx::barrier_wait(smem.arrived, 0);
-  ptx::cluster_arrive_relaxed();  // whoever sent to this block may leave
-  const int first = first_token(rank);
-  return {static_cast<const float*>(__cvta_shared_to_generic(smem.inbox)), plan.splits, first,
-          first_token(rank + 1) - first};
-}
-
 template <class S, qf_format Format, class T>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
-    kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map, const Plan plan,
-           float* staged) {
+    kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map,
+           const __grid_constant__ CUtensorMap w_map, const Plan plan, float* staged) {
   extern __shared__ __align__(1024) char shared[];
   const Smem<S> smem(plan, shared);
   const Share share = share_of(plan, p.strips.layout);
   const bool is_split = S::kMaxSplits > 1 && plan.splits > 1;
+  const typename S::Exchange exchange = {smem.totals, smem.inbox, smem.arrived, plan.splits, share.rank};
   ptx::allow_next_kernel();
   if (threadIdx.x == 0) {
-    ptx::prefetch_map(x_map);
+    ptx::prefetch_map(x_map), ptx::prefetch_map(w_map);
     for (int i = 0; i < plan.stages; ++i) {
-      ptx::barrier_init(smem.full + 8 * i, S::kProducers);
+      ptx::barrier_init(smem.full + 8 * i, 1);
       ptx::barrier_init(smem.empty + 8 * i, kConsumerWarps);
     }
     ptx::barrier_init(smem.arrived, 1);
     ptx::barrier_init_fence();
-    if (is_split) {
-      const int tokens = S::kTokens * (share.rank + 1) / plan.splits - S::kTokens * share.rank / plan.splits;
-      ptx::barrier_expect(smem.arrived, plan.splits * tokens * S::kTotalsStride * 4);
-    }
+    if (is_split) exchange.expect();
   }
   __syncthreads();
   if (is_split) ptx::cluster_arrive_relaxed();
@@ -404,7 +327,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   const int thread = static_cast<int>(threadIdx.x);
   if (thread >= kConsumerThreads) {
     if constexpr (S::kTradesRegisters) ptx::release_registers<72>();
-    if (thread % 32 == 0) Producer<S>{p, plan, x_map, smem, thread / 32 - kConsumerWarps}.run(share);
+    if (thread == kConsumerThreads) Producer<S>{p, plan, x_map, w_map, smem}.run(share);
     __syncwarp();
     if (is_split) {
       ptx::cluster_wait();
@@ -425,10 +348,17 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     else consumer.template multiply<4>(ring, count);
     sync_consumers();  // everyone is done with the totals of the tile before
     consumer.store_totals(totals);
-    Sums sums = {totals, 1, 0, S::kTokens};
-    if (is_split) sums = exchange_totals<S>(plan, smem, share.rank, thread);
-    else sync_consumers();
-    finish_tile<S>(p, staged, tile_at(plan, index), sums, thread);
+    if (is_split) ptx::copy_fence();
+    sync_consumers();
+    linear::TileSums sums = {totals, 1, 0, S::kTokens};
+    if (is_split) {
+      ptx::cluster_wait();  // all have initialised their barriers
+      sums = exchange.run(thread);
+      ptx::cluster_arrive_relaxed();  // whoever sent to this block may leave
+    }
+    const Tile tile = tile_at(plan, index);
+    linear::finish_tile<S::kRows, S::kTotalsStride>(
+        p, staged, tile.token_block * S::kTokens, tile.row_block * S::kRows, sums, thread, kConsumerThreads);
   }
   if (is_split) ptx::cluster_wait();
 }
@@ -474,6 +404,7 @@ Plan make_plan(const Problem& p) {
   plan.splits =
       static_cast<int32_t>(std::max<int64_t>(std::min({fitting, w.tiles / 2, int64_t{S::kMaxSplits}}), 1));
   plan.grid = static_cast<int32_t>(std::min(tiles, places / plan.splits) * plan.splits);
+  plan.tile_pieces = linear::tile_pieces(w);
   plan.stage_bytes = static_cast<int32_t>(round_up(S::kXBytes + S::kStrips * w.tile_bytes, 1024));
   const int others = S::kTotalsBytes + (plan.splits > 1 ? S::kInboxBytes : 0) + kBarrierBytes;
   const int budget = kSmemOfSm / S::kBlocksPerSm - kReserved - others;
@@ -485,11 +416,11 @@ Plan make_plan(const Problem& p) {
 template <class S, qf_format Format, class T>
 void launch_shape(const Problem& p, float* staged, const Launch& launch) {
   const Plan plan = make_plan<S>(p);
-  const CUtensorMap x_map = row_boxes(p.x, S::kTokens);
+  const CUtensorMap x_map = row_boxes(p.x, S::kTokens), w_map = linear::strip_boxes(p.strips, S::kStrips);
   LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(S::kThreads),
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
   shape.cluster = static_cast<unsigned>(plan.splits);
-  launch_kernel("linear_wgmma_sm90", kernel<S, Format, T>, shape, launch, p, x_map, plan, staged);
+  launch_kernel("linear_wgmma_sm90", kernel<S, Format, T>, shape, launch, p, x_map, w_map, plan, staged);
 }
 
 void launch(const Problem& problem, const Launch& launch) {

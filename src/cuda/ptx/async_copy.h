@@ -75,7 +75,17 @@ __device__ __forceinline__ void box_copy(uint32_t to, const CUtensorMap& map, in
       : "memory");
 }
 
-// The same of four dimensions.
+// The same of three dimensions.
+__device__ __forceinline__ void box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, int c2,
+                                         uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// Of four dimensions.
 __device__ __forceinline__ void box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, int c2, int c3,
                                          uint32_t barrier, uint64_t policy) {
   asm volatile(
