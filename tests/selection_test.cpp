@@ -200,9 +200,12 @@ TEST(Selection, OfLinearOnCuda) {
     expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_mma_sm75"});
   }
   s.m = 17;
-  expect_chosen(s, {"linear_quads_sm90", "linear_mma_sm80", "linear_mma_sm75"});
-  s.m = 65;
   expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  for (const int64_t m : {10, 32}) {
+    LinearSpec long_rows = s;
+    long_rows.m = m, long_rows.k = 16384;
+    expect_chosen(long_rows, {"linear_quads_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  }
   s.row_padding = 1;  // rows of x at other than multiples of 16 bytes
   expect_chosen(s, {"linear_mma_sm80", "linear_mma_sm75"});
   s.weight = {QF_FP8_E4M3, {128, 128}}, s.m = 1, s.row_padding = 0;
@@ -210,8 +213,6 @@ TEST(Selection, OfLinearOnCuda) {
   s.dtype = kBf16;
   expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_rows_sm75"});
   s.m = 17;
-  expect_chosen(s, {"linear_quads_sm90", "linear_mma_sm80", "linear_tiles_sm75"});
-  s.weight = {QF_FP8_E5M2, {128, 128}};
   expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_tiles_sm75"});
   s.dtype = kF32, s.m = 1;
   expect_chosen(s, {"linear_rows_sm75"});
