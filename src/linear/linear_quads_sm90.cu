@@ -398,8 +398,8 @@ void with_shape(const Problem& p, const Run& run) {
   else with_tokens<32>(p, run);
 }
 
-// Whether x takes the shared memory of more than two blocks of linear_batch_sm90, and there are no more strips
-// than warps here. Elsewhere the kernels for fewer and for more tokens are as quick.
+// Whether x takes the shared memory of more than two blocks of linear_batch_sm90, and there are no more
+// strips than warps here. Elsewhere the kernels for fewer and for more tokens are as quick.
 bool has_long_rows(const Problem& p) {
   constexpr int64_t kXOfTwoBlocks = 300 * 1024;
   const int64_t warps = int64_t{gpu_num_sms(p.device.id)} * kThreads / 32;

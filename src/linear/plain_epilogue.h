@@ -10,8 +10,8 @@ namespace quantfuse::linear {
 
 // A bias, ReLU, the tanh form of GELU, a residual without an activation, all of x's type; or y in float32
 // with nothing to it. A bias is read 16 bytes at a time, and the heuristic is not asked whether it may be.
-// Where rows do not begin at multiples of 16 bytes, GELU is of sums that were rounded to y's type before (seen
-// of version 13 on an H200).
+// Where rows do not begin at multiples of 16 bytes, GELU is of sums that were rounded to y's type before
+// (seen of version 13 on an H200).
 inline bool has_cublaslt_epilogue(const Problem& p) {
   const DType y = p.out.y.dtype;
   const bool has_activation = p.activation != QF_IDENTITY;
