@@ -231,6 +231,7 @@ Json row_json(const Row& row) {
   json["baseline_us"] = row.baseline ? Json(row.baseline->timing.us) : Json();
   json["speedup"] = row.baseline ? Json(times_as_long(row.baseline->timing, row.timing)) : Json();
   json["plain_us"] = row.plain ? Json(row.plain->us) : Json();
+  json["epilogue_cost"] = row.plain ? Json(times_as_long(row.timing, *row.plain) - 1) : Json();
   json["bytes"] = static_cast<int64_t>(row.bytes);
   json["limit_us"] = row.limit_us > 0 ? Json(row.limit_us) : Json();
   json["samples"] = row.timing.samples;
