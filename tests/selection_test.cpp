@@ -17,12 +17,21 @@ struct Row {
   const char* name;
   std::function<CasePtr()> make;
   std::string family;  // the kernel's name without its instruction set; it has one kernel for each
+  bool is_for_bf16 = false;
 };
 
 template <class Spec>
 Row row(const char* name, const char* family, Spec spec) {
   spec.name = name;
   return {name, [spec] { return make_case(spec); }, family};
+}
+
+// The same, by dot products of BF16 pairs where the CPU has them.
+template <class Spec>
+Row bf16_row(const char* name, const char* family, Spec spec) {
+  Row r = row(name, family, spec);
+  r.is_for_bf16 = true;
+  return r;
 }
 
 LinearSpec linear(WeightSpec weight, qf_format act, int64_t m, int64_t act_group = 0) {
@@ -97,19 +106,20 @@ std::vector<Row> rows() {
       row("int8 with scales", "scaled_mm_int", product(QF_INT8, kBf16, 16)),
       row("e4m3 with scales", "scaled_mm_float", product(QF_FP8_E4M3, kBf16, 16)),
 
-      row("int4 weight", "linear_limbs", linear(int4, QF_FORMAT_NONE, 1)),
-      row("int4 weight, many rows", "linear_limbs", linear(int4, QF_FORMAT_NONE, 64)),
-      row("int4 weight, asymmetric", "linear_limbs", linear(gptq, QF_FORMAT_NONE, 1)),
+      bf16_row("int4 weight", "linear_limbs", linear(int4, QF_FORMAT_NONE, 1)),
+      bf16_row("int4 weight, many rows", "linear_limbs", linear(int4, QF_FORMAT_NONE, 64)),
+      bf16_row("int4 weight, asymmetric", "linear_limbs", linear(gptq, QF_FORMAT_NONE, 1)),
       row("int4 weight, float zeros", "linear_limbs", linear(float_zero, QF_FORMAT_NONE, 1)),
       row("int4 weight, offsets", "linear_limbs", linear(offsets, QF_FORMAT_NONE, 1)),
       row("nf4 weight", "linear_float", linear(nf4, QF_FORMAT_NONE, 1)),
-      row("int4 weight, act-order", "linear_float", linear(act_order, QF_FORMAT_NONE, 1)),
-      row("int8 weight", "linear_limbs", linear(int8, QF_FORMAT_NONE, 1)),
-      row("fp8 weight", "linear_float", linear(fp8, QF_FORMAT_NONE, 1)),
-      row("mxfp4 weight", "linear_float", linear(mxfp4, QF_FORMAT_NONE, 1)),
+      bf16_row("int4 weight, act-order", "linear_float", linear(act_order, QF_FORMAT_NONE, 1)),
+      bf16_row("int8 weight", "linear_limbs", linear(int8, QF_FORMAT_NONE, 1)),
+      bf16_row("fp8 weight", "linear_float", linear(fp8, QF_FORMAT_NONE, 1)),
+      bf16_row("mxfp4 weight", "linear_float", linear(mxfp4, QF_FORMAT_NONE, 1)),
       row("f32 weight", "linear_float", linear({QF_F32, {}}, QF_FORMAT_NONE, 1)),
-      row("bf16 weight, many rows", "linear_float", linear({QF_BF16, {}}, QF_FORMAT_NONE, 64)),
-      row("int4 weight, batch-invariant", "linear_limbs", batch_invariant(linear(int4, QF_FORMAT_NONE, 1))),
+      bf16_row("bf16 weight, many rows", "linear_float", linear({QF_BF16, {}}, QF_FORMAT_NONE, 64)),
+      bf16_row("int4 weight, batch-invariant", "linear_limbs",
+               batch_invariant(linear(int4, QF_FORMAT_NONE, 1))),
       row("int4 weight, int8 activations", "linear_int", linear(int4, QF_INT8, 1)),
       row("int4 weight, asymmetric, int8 activations", "linear_int", linear(gptq, QF_INT8, 16)),
       row("int4 weight, act-order, int8 activations", "linear_int", linear(act_order, QF_INT8, 16)),
@@ -129,13 +139,14 @@ std::vector<Row> rows() {
   };
 }
 
-std::string expected_kernel(const Case& c, const std::string& family) {
+std::string expected_kernel(const Case& c, const Row& r) {
+  const std::string& family = r.family;
   std::string info(qf_info(nullptr, 0) + 1, '\0');
   info.resize(qf_info(info.data(), info.size()));
   const std::string isa = nlohmann::json::parse(info).at("cpu").at("isa");
   if (isa == "scalar" || family.empty()) return c.op + "_ref";
   if (isa == "avx2") return (family == "linear_limbs" ? "linear_float" : family) + "_avx2";
-  return family + "_avx512";
+  return isa == "avx512_bf16" && r.is_for_bf16 ? "linear_bf16_avx512_bf16" : family + "_avx512";
 }
 
 TEST(Selection, OnTheCpu) {
@@ -143,7 +154,7 @@ TEST(Selection, OnTheCpu) {
     const CasePtr c = r.make();
     c->make({QF_CPU, 0}, 1, 2);
     const std::string chosen = verdicts_on(*c).chosen;
-    EXPECT_EQ(chosen, expected_kernel(*c, r.family)) << c->op << ": " << r.name;
+    EXPECT_EQ(chosen, expected_kernel(*c, r)) << c->op << ": " << r.name;
 
     // What explain says is what runs.
     ASSERT_EQ(c->run(nullptr, 0, nullptr), QF_OK) << qf_last_error();
