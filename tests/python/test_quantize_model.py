@@ -291,7 +291,15 @@ def test_a_failure_on_the_way_leaves_the_model_as_it_was(monkeypatch, error, dev
     assert relative(logits(qf.quantize_model(model.cpu(), "int8")), logits(tiny("Llama"))) < 0.05
 
 
-def test_an_interrupt_of_the_last_step_comes_after_it(monkeypatch):
+@pytest.fixture
+def interruptible():
+    """A shell starts what it runs in the background with interrupts ignored, and so would be pytest's."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_of_the_last_step_comes_after_it(monkeypatch, interruptible):
     fuse = quantize.fuse_layers
 
     def interrupted(*arguments):
