@@ -18,6 +18,9 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define QF_TARGET(isa) __attribute__((target(isa)))
@@ -241,6 +244,9 @@ double measure_read_gbps(ReadLoop read, int threads) {
   };
   const std::unique_ptr<uint8_t, Free> data(static_cast<uint8_t*>(std::aligned_alloc(kAlignment, total)));
   if (!data) throw std::bad_alloc();
+#if defined(__linux__)
+  madvise(data.get(), total, MADV_HUGEPAGE);  // as packed weights are: what the memory has to give
+#endif
   time_on_threads(threads, [&](int t) { std::memset(data.get() + part * static_cast<size_t>(t), 1, part); });
   return best_rate(static_cast<double>(total), threads,
                    [&](int t) { sink += read(data.get() + part * static_cast<size_t>(t), part); });

@@ -57,7 +57,8 @@ struct NothingAhead {
   QF_INLINE void fetch(const void*, int64_t) {}
 };
 
-// How far ahead codes are fetched that come from memory and are used once: of all panels together.
+// How far ahead codes are fetched that come from memory and are used once: of all panels together. They are
+// fetched into L2: panels are powers of two apart, and would crowd each other out of a few places of L1.
 inline constexpr int64_t kBytesAhead = 8192;
 
 // A share of what the tiles will read after all of them have been through this w: they use it so often that

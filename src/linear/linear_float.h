@@ -154,8 +154,8 @@ __attribute__((noinline)) void direct_panels(const Batch<typename A::Dot::Word>&
         const uint8_t* at = codes[q] + word * kWordBytes;
         words[q][0] = S::load_i(at);
         words[q][1] = S::load_i(at + 4 * L);
-        __builtin_prefetch(at + kBytesAhead / NP);
-        if constexpr (L == 16) __builtin_prefetch(at + kBytesAhead / NP + 64);
+        __builtin_prefetch(at + kBytesAhead / NP, 0, 2);
+        if constexpr (L == 16) __builtin_prefetch(at + kBytesAhead / NP + 64, 0, 2);
       });
       unrolled<Decoder::kSteps>([&](auto step) __attribute__((always_inline)) {
         constexpr int kStep = step.value;

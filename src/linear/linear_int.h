@@ -252,7 +252,7 @@ __attribute__((noinline)) void add_direct(const Work& work, const TileOfWork<int
   for (int64_t i = 0; i < words; ++i, x += kSteps * MT, w += kWordBytes) {
     unrolled<NP * 2>([&](auto v) __attribute__((always_inline)) {
       const uint8_t* at = w + v / 2 * panel_bytes + v % 2 * 4 * S::kLanes;
-      if constexpr (v % 2 == 0 || S::kLanes == 16) __builtin_prefetch(at + kBytesAhead / NP);
+      if constexpr (v % 2 == 0 || S::kLanes == 16) __builtin_prefetch(at + kBytesAhead / NP, 0, 2);
       const auto word = S::load_i(at);
       unrolled<kSteps>([&](auto step) __attribute__((always_inline)) {
         auto codes = word;

@@ -8,6 +8,7 @@
 
 #include "core/device.h"
 #include "core/operation.h"
+#include "cpu/huge_pages.h"
 #include "cpu/threads.h"
 #include "linear/packed.h"
 #include "linear/packed_strips.h"
@@ -170,6 +171,7 @@ PackedHeader plan_packed(const Weight& w, int lanes) {
 void pack_cpu(const Weight& w, const PackedHeader& plan, void* out) {
   const ColumnOrder order = order_columns(w);
   char* base = static_cast<char*>(out);
+  use_huge_pages(out, static_cast<size_t>(plan.total_bytes));
   std::memset(base, 0, sizeof(PackedHeader));  // not valid until all of it is
   const int64_t panel_rows = 2 * plan.lanes;
   const PackedView sizes{&plan};

@@ -55,8 +55,9 @@ QF_INLINE void dot_rows(const DotCall& c, int64_t col, typename S::Sums* partial
   };
   int64_t k = 0;
   for (; k + kVector <= p.k; k += kVector) {
-    // Rows are too short to look ahead along k: what is fetched are the next rows.
-    for (int i = NR; i < 2 * NR; ++i) __builtin_prefetch(b + k + i * p.b.row_stride);
+    // Rows are too short to look ahead along k: what is fetched are the next rows. Into L2, because rows of
+    // 4 KB take turns at the same few places of L1, where there is no room for these too.
+    for (int i = NR; i < 2 * NR; ++i) __builtin_prefetch(b + k + i * p.b.row_stride, 0, 2);
     add(b + k, p.b.row_stride, c.a + k);
   }
   if (k < p.k) {
