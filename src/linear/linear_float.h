@@ -220,7 +220,7 @@ struct FloatWork {
   using Dot = typename A::Dot;
   using S = typename A::S;
   using Word = typename Dot::Word;
-  static constexpr int64_t kMaxSegment = kFloatSegment;
+  static constexpr int64_t kMaxDecoded = kFloatSegment;
   const Batch<Word>& batch;
 
   QF_INLINE const uint8_t* codes_at(int64_t panel, const Segment& segment) const {

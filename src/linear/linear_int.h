@@ -20,6 +20,10 @@ namespace quantfuse::linear {
 // exact.
 inline constexpr int64_t kIntSegment = 512;
 
+// The same where totals are int32, and codes of 8 bits are multiplied as they lie: the fewer segments, the
+// fewer times a tile fetches its totals and puts them back. The L1 cache still holds the tile's x.
+inline constexpr int64_t kLongIntSegment = 2048;
+
 // k up to which an int32 holds the sum of 255 * 128.
 inline constexpr int64_t kMaxIntLength = 65536;
 
@@ -82,7 +86,7 @@ QF_INLINE void prepare_int_tile(const IntBatch& c, int64_t row, int64_t rows, fl
   for (int64_t s = 0; s < c.num_segments; ++s) {
     const Segment& segment = c.segments[s];
     const int64_t length = segment.end - segment.begin;
-    alignas(64) int32_t words[kMaxTileRows][kIntSegment / 4];
+    alignas(64) int32_t words[kMaxTileRows][kLongIntSegment / 4];
     for (int64_t i = 0; i < rows; ++i) {
       auto* codes = reinterpret_cast<int8_t*>(words[i]);
       int32_t sum = 0;
@@ -100,7 +104,7 @@ QF_INLINE void prepare_int_tile(const IntBatch& c, int64_t row, int64_t rows, fl
       int32_t& to = sums[c.sums_at(s, row + i)];
       to = c.has_int_totals && s > 0 ? to + sum : sum;
     }
-    interleave_rows(words[0], kIntSegment / 4, rows, length / 4,
+    interleave_rows(words[0], kLongIntSegment / 4, rows, length / 4,
                     x + segment.begin / 4 * c.rows + row * (length / 4));
   }
 }
@@ -141,7 +145,7 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
   using Base = CodeWork<Simd, Format, IntBatch>;
   using Base::batch, Base::L, Base::kOffset;
   using typename Base::Dot, typename Base::S;
-  static constexpr int64_t kMaxSegment = kIntSegment;
+  static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kIntSegment : 4;
 
   template <int MT, int NP>
   __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {
@@ -318,7 +322,9 @@ QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
   char* workspace = static_cast<char*>(launch.workspace);
   auto* segments = reinterpret_cast<Segment*>(workspace + plan.segments);
   const int64_t act_group = p.is_whole_row_act() ? plan.k_padded + 1 : p.act_group;
-  const int64_t num_segments = cut_segments(p, kIntSegment, act_group, segments);
+  const bool has_int_totals = plan.num_groups == 1 && plan.act_groups == 1 && plan.k_padded <= kMaxIntLength;
+  const int64_t longest = has_int_totals && p.weight.format == QF_INT8 ? kLongIntSegment : kIntSegment;
+  const int64_t num_segments = cut_segments(p, longest, act_group, segments);
   auto* x = reinterpret_cast<int32_t*>(workspace + plan.x);
   auto* scales = reinterpret_cast<float*>(workspace + plan.x_scale);
   auto* sums = reinterpret_cast<int32_t*>(workspace + plan.x_sums);
@@ -329,8 +335,6 @@ QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
     const int64_t tile_rows = rows <= kDirectRows ? rows : tile_rows_for(rows);
     const Destination to = {p.out.is_quantized() && !p.out.is_static,
                             reinterpret_cast<float*>(workspace + plan.result), first_row};
-    const bool has_int_totals =
-        plan.num_groups == 1 && plan.act_groups == 1 && plan.k_padded <= kMaxIntLength;
     const IntBatch batch = {
         {p, plan, segments, num_segments, x, rows, tile_rows, to}, scales, sums, has_int_totals};
     parallel_ranges(ceil_div(rows, tile_rows), 1, [&](int64_t begin, int64_t end) {

@@ -117,7 +117,7 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
   using Base = CodeWork<Simd, Format, LimbBatch>;
   using Base::batch, Base::L, Base::kOffset;
   using typename Base::Dot, typename Base::S;
-  static constexpr int64_t kMaxSegment = kLimbSegment;
+  static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kLimbSegment : 4;
 
   template <int MT, int NP>
   __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {

@@ -245,7 +245,7 @@ struct Batch {
 // What a batch does with a pair of panels (or one) is the work of its kernel:
 //
 //   Work::Dot                              of its tiles
-//   Work::kMaxSegment                      longest run of k in one segment
+//   Work::kMaxDecoded                      longest run of k that load() decodes
 //   load(panel, panels, segment, to)       the segment of w, decoded into `to`, or in place
 //   codes_at(panel, segment)               where its packed codes are
 //   code_bytes(k)                          of a panel
@@ -278,7 +278,7 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
   using S = typename Dot::S;
   using Word = typename Dot::Word;
   constexpr int64_t kPanels = kMaxTilePanels<S>;
-  alignas(64) Word decoded[Work::kMaxSegment / Dot::kPerWord * kPanels * 2 * S::kLanes];
+  alignas(64) Word decoded[Work::kMaxDecoded / Dot::kPerWord * kPanels * 2 * S::kLanes];
   alignas(64) float totals[kMaxChunkRows * kTotalsStride<S>];
   const auto& c = work.batch;
   const int64_t rows = row1 - row0, tiles = ceil_div(rows, c.tile_rows);
