@@ -210,12 +210,21 @@ TEST(Selection, OfLinearOnCuda) {
     s.m = m;
     expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_mma_sm75"});
   }
-  s.m = 17;
+  for (const int64_t m : {17, 64}) {
+    s.m = m;
+    expect_chosen(s, {"linear_quads_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  }
+  s.m = 65;
   expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_mma_sm75"});
-  for (const int64_t m : {10, 32}) {
-    LinearSpec long_rows = s;
-    long_rows.m = m, long_rows.k = 16384;
-    expect_chosen(long_rows, {"linear_quads_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  LinearSpec long_rows = s;
+  long_rows.m = 10, long_rows.k = 16384;
+  expect_chosen(long_rows, {"linear_quads_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  LinearSpec many_rows = s;
+  many_rows.n = 16384;
+  for (const int64_t m : {32, 33}) {
+    many_rows.m = m;
+    expect_chosen(many_rows, {m == 32 ? "linear_quads_sm90" : "linear_wgmma_sm90", "linear_mma_sm80",
+                              "linear_mma_sm75"});
   }
   s.row_padding = 1;  // rows of x at other than multiples of 16 bytes
   expect_chosen(s, {"linear_mma_sm80", "linear_mma_sm75"});
@@ -223,7 +232,7 @@ TEST(Selection, OfLinearOnCuda) {
   expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_mma_sm75"});
   s.dtype = kBf16;
   expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_rows_sm75"});
-  s.m = 17;
+  s.m = 65;
   expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_tiles_sm75"});
   s.dtype = kF32, s.m = 1;
   expect_chosen(s, {"linear_rows_sm75"});

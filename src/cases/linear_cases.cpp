@@ -596,7 +596,7 @@ std::vector<CasePtr> linear_test_cases() {
   }
   Random divided(17);
   for (const int64_t n : {34, 70, 520, 1030}) {
-    for (const int64_t tokens : {10, 16, 17, 32}) list.add(random_divided_spec(divided, tokens, n));
+    for (const int64_t tokens : {10, 16, 17, 32, 48, 64}) list.add(random_divided_spec(divided, tokens, n));
   }
   // A NaN is its own token's alone.
   for (const int64_t m : {2, 3}) {

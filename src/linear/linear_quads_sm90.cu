@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )                m <= 32, x: f16 | bf16
+// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )                m <= 64, x: f16 | bf16
 //
-// For 9 to 32 tokens of layers with long rows: the weight is the operand in registers, the tokens are the
-// columns of wgmma.
+// For 17 to 32 tokens, for 33 to 64 of layers with few rows, and for 9 to 16 of those with few long rows: the
+// weight is the operand in registers, the tokens are the columns of wgmma.
 //   gmem x --box copies--> smem, swizzled --------------------------------.
 //   gmem q --box copies--> smem --lds--> regs --decode--> 16-bit numbers --wgmma--> sums of a group
 //     --* s--> totals --> smem --> epilogue, 8 columns a thread --> y
@@ -46,7 +46,7 @@ using linear::Problem;
 using linear::StripLayout;
 namespace {
 
-constexpr int kMaxTokens = 32;
+constexpr int kMaxTokens = 64;
 constexpr int kWarpgroups = 4, kThreads = 128 * kWarpgroups;
 constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
 constexpr int kBoxCols = 64;  // 128 bytes: what a swizzled row has
@@ -377,6 +377,7 @@ void with_tokens(const Problem& p, const Run& run) {
   int row_ways = 0, splits = 1;
   int64_t best = 0;
   for (int ways : {4, 2, 1}) {
+    if (kTokens == 64 && ways == 1) continue;
     if (kTokens == 16 && ways > 1) continue;
     for (int s = 1; s <= kMaxSplits && (s == 1 || s * kWarpgroups / ways <= w.tiles); ++s) {
       const int places = resident_clusters(kernel<Shape<16, 1>, QF_INT4, bf16>, p.device.id, s, kThreads);
@@ -389,21 +390,25 @@ void with_tokens(const Problem& p, const Run& run) {
     if (row_ways == 4) return run(Shape<kTokens, 4>{}, splits);
     if (row_ways == 2) return run(Shape<kTokens, 2>{}, splits);
   }
-  run(Shape<kTokens, 1>{}, splits);
+  if constexpr (kTokens < 64) run(Shape<kTokens, 1>{}, splits);
 }
 
 template <class Run>
 void with_shape(const Problem& p, const Run& run) {
   if (p.m <= 16) with_tokens<16>(p, run);
-  else with_tokens<32>(p, run);
+  else if (p.m <= 32) with_tokens<32>(p, run);
+  else with_tokens<64>(p, run);
 }
 
-// Whether x takes the shared memory of more than two blocks of linear_batch_sm90, and there are no more
-// strips than warps here. Elsewhere the kernels for fewer and for more tokens are as quick.
-bool has_long_rows(const Problem& p) {
+// Up to 16 tokens linear_batch_sm90 is quicker, unless x takes the shared memory of more than two of its
+// blocks; from 33 on linear_wgmma_sm90 is, for E4M3 always. Both unless there are no more strips than warps
+// here.
+bool is_for_others(const Problem& p) {
   constexpr int64_t kXOfTwoBlocks = 300 * 1024;
   const int64_t warps = int64_t{gpu_num_sms(p.device.id)} * kThreads / 32;
-  return p.m * p.k * 2 > kXOfTwoBlocks && p.strips.layout.strips * 4 <= warps;
+  const bool has_few_rows = p.strips.layout.strips * 4 <= warps;
+  if (p.m <= 16) return p.m * p.k * 2 <= kXOfTwoBlocks || !has_few_rows;
+  return p.m > 32 && (!has_few_rows || p.weight.format == QF_FP8_E4M3);
 }
 
 Verdict accepts(const Problem& p) {
@@ -415,8 +420,10 @@ Verdict accepts(const Problem& p) {
       .require(!p.has_act_quant(), "the activations are quantized")
       .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "the activations are not FP16 or BF16")
       .require(has_boxes(p.x), "rows of x do not begin at multiples of 16 bytes")
-      .require(p.m > 8 && p.m <= kMaxTokens, "m is not 9 to 32")
-      .require(has_long_rows(p), "x fits the shared memory of two blocks, or the weight has many rows");
+      .require(p.m > 8 && p.m <= kMaxTokens, "m is not 9 to 64")
+      .require(!is_for_others(p), p.m <= 16
+                                      ? "x fits the shared memory of two blocks, or the weight has many rows"
+                                      : "the weight has many rows, or is e4m3");
 }
 
 void launch(const Problem& problem, const Launch& launch) {
