@@ -287,7 +287,8 @@ typedef struct qf_weight {
 /* Bytes of the packed form for `device`, and the packing itself (into weight->packed, on the codes'
  * device). QF_UNSUPPORTED where only kernels of the canonical form take the weight. On a CUDA device packing
  * waits until it is done: the kernels may read a packed weight before the work ahead of them on the stream
- * has ended, so that whoever writes one by other means must wait for that too. */
+ * has ended, so that whoever writes one by other means must wait for that too. On the CPU under Linux the
+ * system is asked to hold weight->packed in huge pages (madvise), from which it is read faster. */
 QF_API qf_status qf_weight_packed_bytes(const qf_weight* weight, qf_device device, uint64_t* bytes);
 QF_API qf_status qf_weight_pack(const qf_weight* weight, const qf_call* call);
 

@@ -81,6 +81,14 @@ def test_pack_is_idempotent_and_aligned(scheme, rng):
 
 
 @has_packed_form
+def test_a_packed_weight_in_huge_pages_is_whole(rng):
+    weight = make(rng, "int8", n=4096, k=1500)
+    x = rng.standard_normal((3, 1500)).astype(np.float32)
+    expected = x @ weight.dequantize().T
+    np.testing.assert_allclose(qf.linear(x, weight.pack()), expected, rtol=1e-4, atol=1e-4)
+
+
+@has_packed_form
 def test_dropping_the_canonical_tensors(rng, tmp_path):
     weight = make(rng)
     x = rng.standard_normal((2, 70)).astype(np.float32)
