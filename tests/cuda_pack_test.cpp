@@ -48,6 +48,9 @@ TEST(CudaPack, HasTilesOf16RowsAnd128ColumnsWithTheirScales) {
   Shapes gated(QF_INT4, 34, 128, 128);  // 17 gate rows and 17 up rows, 8 of each in a strip
   gated.weight.is_gated = 1;
   EXPECT_EQ(gated.bytes(), 3u * (1024 + 64));
+  Shapes sorted(QF_INT4, 64, 256, 64);  // and the column that each of the sorted ones is
+  sorted.weight.g_idx = &sorted.g_idx;
+  EXPECT_EQ(sorted.bytes(), 4u * 2 * (1024 + 2 * 64) + 257 * 4);
 }
 
 void expect_unsupported(const Shapes& shapes, const char* what) {
@@ -65,6 +68,9 @@ TEST(CudaPack, SaysWhichWeightsHaveNone) {
   offsets.weight.offset = &offsets.scale;
   expect_unsupported(offsets, "offsets");
   expect_unsupported(Shapes(QF_NF4, 64, 256, 64), "codebooks");
+  Shapes groups(QF_INT4, 64, 256, 64);
+  groups.scale_shape[1] = 3, groups.weight.g_idx = &groups.g_idx;
+  expect_unsupported(groups, "differ in size");
   expect_unsupported(Shapes(QF_INT4, 0, 256, 128), "empty");
 }
 
@@ -101,6 +107,21 @@ TEST(CudaPack, TheSizeTellsOfZeroPointsWhereTheCanonicalWeightIsGone) {
   EXPECT_NE(explain(shapes).find("candidates"), std::string::npos) << explain(shapes);
   shapes.weight.format = QF_FP4_E2M1;  // which has no zero points
   EXPECT_NE(explain(shapes).find("weight.packed has"), std::string::npos) << explain(shapes);
+}
+
+TEST(CudaPack, TheSizeTellsOfSortedColumnsToo) {
+  for (const bool has_zeros : {false, true}) {
+    Shapes shapes(QF_INT4, 128, 256, 128);
+    shapes.weight.g_idx = &shapes.g_idx;
+    if (has_zeros) shapes.weight.zero = &shapes.zero;
+    shapes.packed_shape[0] = static_cast<int64_t>(shapes.bytes());
+    shapes.weight.packed = &shapes.packed;
+    EXPECT_NE(explain(shapes).find("candidates"), std::string::npos) << explain(shapes);
+    shapes.weight.codes = shapes.weight.scale = shapes.weight.zero = shapes.weight.g_idx = nullptr;
+    const std::string verdicts = explain(shapes);
+    EXPECT_NE(verdicts.find("candidates"), std::string::npos) << verdicts;
+    EXPECT_EQ(verdicts.find("the weight's columns are in the order of x"), std::string::npos) << verdicts;
+  }
 }
 
 }  // namespace

@@ -202,8 +202,8 @@ TEST(Selection, OfLinearOnCuda) {
   LinearSpec s;
   s.m = 1, s.n = 64, s.k = 256, s.dtype = kF16;
   expect_chosen(s, {"linear_stream_sm90", "linear_mma_sm80", "linear_mma_sm75"});
-  s.weight.has_g_idx = true;  // which has no packed form
-  expect_chosen(s, {"linear_rows_sm75"});
+  s.weight.has_g_idx = true;
+  expect_chosen(s, {"linear_gather_first_sm75"});
   s.weight = {QF_INT8, {1, 0}}, s.m = 2;
   expect_chosen(s, {"linear_stream_sm90", "linear_mma_sm80", "linear_mma_sm75"});
   for (const int64_t m : {3, 16}) {

@@ -130,11 +130,11 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     return a;
   }
 
-  // For explain() without data: a packed form of unknown content, where this target has one at all. With
-  // g_idx its size depends on the values, so that any size must do.
+  // For explain() without data: a packed form of unknown content, where this target has one at all. On the CPU
+  // its size depends on the values of g_idx, so that any size must do.
   const qf_tensor* undescribed_packed() {
     qf_weight w = weight_.view(kNoData, device);
-    w.g_idx = nullptr;
+    if (device.type == QF_CPU) w.g_idx = nullptr;
     uint64_t packed_bytes = 0;
     if (qf_weight_packed_bytes(&w, device, &packed_bytes) != QF_OK) return nullptr;
     packed_shape_ = static_cast<int64_t>(packed_bytes);

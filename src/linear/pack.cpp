@@ -232,7 +232,7 @@ Weight parse_for_pack(Arguments& arg, const qf_weight& a) {
 }
 
 int64_t packed_bytes(const Arguments& arg, const Weight& w) {
-  if (arg.device().type == QF_CUDA) return linear::plan_strips(w, static_cast<bool>(w.zero)).total_bytes();
+  if (arg.device().type == QF_CUDA) return linear::plan_strips(w).total_bytes();
   if (w.g_idx) check_weight_values(arg, w);
   return linear::plan_packed(w, linear::packed_lanes_of_cpu()).total_bytes;
 }
@@ -241,7 +241,7 @@ int64_t packed_bytes(const Arguments& arg, const Weight& w) {
 
 extern "C" qf_status qf_weight_packed_bytes(const qf_weight* weight, qf_device device, uint64_t* bytes) {
   return guarded([&] {
-    Arguments arg("weight_pack", /*needs_data=*/weight && weight->g_idx);
+    Arguments arg("weight_pack", /*needs_data=*/weight && weight->g_idx && device.type == QF_CPU);
     arg.require(weight != nullptr, "weight is null");
     arg.require(bytes != nullptr, "bytes is null");
     const Weight w = parse_for_pack(arg, *weight);
@@ -267,8 +267,7 @@ extern "C" qf_status qf_weight_pack(const qf_weight* weight, const qf_call* call
     arg.writes("weight.packed");
     if (arg.device().type == QF_CUDA) {
       const DeviceScope scope(arg.device());
-      linear::pack_strips(arg, w, linear::plan_strips(w, static_cast<bool>(w.zero)), out.data,
-                          call ? call->stream : nullptr);
+      linear::pack_strips(arg, w, linear::plan_strips(w), out.data, call ? call->stream : nullptr);
     } else {
       linear::pack_cpu(w, linear::plan_packed(w, linear::packed_lanes_of_cpu()), out.data);
     }

@@ -15,7 +15,7 @@ constexpr unsigned long long kNone = ~0ull;
 
 // The first index of each kind that a packed weight does not have.
 struct Findings {
-  unsigned long long scale, zero, code;
+  unsigned long long scale, zero, code, column, group;
 };
 
 // The kernels decode FP8 as if every code were a number, and INT4 less its zero point in 8 bits.
@@ -35,6 +35,10 @@ __global__ void check_values(const __grid_constant__ Weight w, Findings* finding
     if (w.format == QF_INT4 && w.zero_value(i) > kLargestInt4Zero)
       atomicMin(&findings->zero, static_cast<unsigned long long>(i));
   }
+  for (int64_t k = first; w.g_idx && k < w.k; k += step) {
+    const int64_t group = w.group_of(k);
+    if (group < 0 || group >= w.num_groups) atomicMin(&findings->column, static_cast<unsigned long long>(k));
+  }
   if (!is_fp8(w.format)) return;
   for (int64_t i = first; i < w.n * w.k; i += step) {
     if (!is_number(w.format, w.codes.row<const uint8_t>(i / w.k)[i % w.k]))
@@ -42,9 +46,27 @@ __global__ void check_values(const __grid_constant__ Weight w, Findings* finding
   }
 }
 
-// The code of (row, k), or that of the value 0.
-__device__ uint32_t code_at(const Weight& w, int64_t row, int64_t k) {
-  const bool exists = row >= 0 && k < w.k;
+// k_map[i]: the column that is the i-th once they are sorted by group, those of a group in their order. A warp
+// for each group, which is to be as large as without g_idx.
+__global__ void sort_columns(const __grid_constant__ Weight w, int32_t* k_map, Findings* findings) {
+  const int64_t group = blockIdx.x, begin = group * w.block.cols, end = min(begin + w.block.cols, w.k);
+  int64_t next = begin;
+  for (int64_t k0 = 0; k0 < w.k; k0 += 32) {
+    const int64_t k = k0 + threadIdx.x;
+    const bool is_member = k < w.k && w.group_of(k) == group;
+    const unsigned members = __ballot_sync(~0u, is_member);
+    const int64_t place = next + __popc(members & ((1u << threadIdx.x) - 1));
+    if (is_member && place < end) k_map[place] = static_cast<int32_t>(k);
+    next += __popc(members);
+  }
+  if (next != end && threadIdx.x == 0) atomicMin(&findings->group, static_cast<unsigned long long>(group));
+  if (group == 0 && threadIdx.x == 0) k_map[w.k] = 0;
+}
+
+// The code of (row, place of a column), or that of the value 0.
+__device__ uint32_t code_at(const Weight& w, const int32_t* k_map, int64_t row, int64_t place) {
+  const bool exists = row >= 0 && place < w.k;
+  const int64_t k = exists && k_map ? k_map[place] : place;
   if (is_packed_4bit(w.format)) {
     const uint32_t code = exists ? nibble_at(w.codes.row<const uint8_t>(row), k) : 0;
     return w.format == QF_INT4 ? code ^ 8 : code;
@@ -52,18 +74,19 @@ __device__ uint32_t code_at(const Weight& w, int64_t row, int64_t k) {
   return exists ? w.codes.row<const uint8_t>(row)[k] : 0;
 }
 
-__device__ uint32_t code_word(const Weight& w, const StripLayout& s, int64_t strip, int64_t tile, int word) {
+__device__ uint32_t code_word(const Weight& w, const StripLayout& s, const int32_t* k_map, int64_t strip,
+                              int64_t tile, int word) {
   const int lane = word / 4 % 32, g = lane / 4, q = lane % 4, j = word % 4, vector = word / 128;
   const int columns[4] = {2 * q, 2 * q + 8, 2 * q + 1, 2 * q + 9};
   uint32_t out = 0;
   if (is_packed_4bit(w.format)) {
     const int64_t k = tile * s.kCols + (4 * vector + j) * s.kStepCols;
     for (int i = 0; i < 8; ++i)
-      out |= code_at(w, s.source_row(strip, g + i % 2 * 8), k + columns[i / 2]) << (4 * i);
+      out |= code_at(w, k_map, s.source_row(strip, g + i % 2 * 8), k + columns[i / 2]) << (4 * i);
   } else {
     const int64_t k = tile * s.kCols + (2 * vector + j / 2) * s.kStepCols;
     for (int i = 0; i < 4; ++i)
-      out |= code_at(w, s.source_row(strip, g + j % 2 * 8), k + columns[i]) << (8 * i);
+      out |= code_at(w, k_map, s.source_row(strip, g + j % 2 * 8), k + columns[i]) << (8 * i);
   }
   return out;
 }
@@ -73,6 +96,7 @@ __global__ void pack(const __grid_constant__ Weight w, const StripLayout s, uint
   const int64_t words = s.tile_bytes / 4;
   const int64_t tile_index = index / words, strip = tile_index / s.tiles, tile = tile_index % s.tiles;
   if (strip >= s.strips) return;
+  const int32_t* k_map = s.has_k_map ? reinterpret_cast<const int32_t*>(out) + s.strip_bytes() / 4 : nullptr;
   const int byte = static_cast<int>(index % words) * 4;
   // Of row `row` and group `group` of the tile, or -1 beyond the matrix.
   const auto scale_index = [&](int place) -> int64_t {
@@ -81,7 +105,7 @@ __global__ void pack(const __grid_constant__ Weight w, const StripLayout s, uint
     return row >= 0 && k < w.k ? w.scale_index(row, k / w.block.cols) : -1;
   };
   if (byte < s.code_bytes) {
-    out[index] = code_word(w, s, strip, tile, byte / 4);
+    out[index] = code_word(w, s, k_map, strip, tile, byte / 4);
   } else if (byte < s.zero_offset()) {
     const int64_t i = scale_index((byte - s.code_bytes) / 4);
     out[index] = i < 0 ? 0 : __float_as_uint(w.scale_value(i));
@@ -107,24 +131,32 @@ void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layou
   const Launch launch = {stream};
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   // The findings are in the output's memory, which is larger than they are: no memory of our own.
-  Findings found = {kNone, kNone, kNone};
+  Findings found = {kNone, kNone, kNone, kNone, kNone};
   check(cudaMemcpyAsync(out, &found, sizeof found, cudaMemcpyHostToDevice, cuda_stream));
-  const int64_t numbers = std::max(w.scale.rows * w.scale.cols, is_fp8(w.format) ? w.n * w.k : 0);
+  const int64_t numbers = std::max({w.scale.rows * w.scale.cols, w.k, is_fp8(w.format) ? w.n * w.k : 0});
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(ceil_div(numbers, kThreads), 4096));
   launch_kernel("weight_pack", check_values, {dim3(blocks), dim3(kThreads)}, launch, w,
                 static_cast<Findings*>(out));
+  if (layout.has_k_map) {
+    launch_kernel("weight_pack", sort_columns, {dim3(static_cast<unsigned>(w.num_groups)), dim3(32)}, launch,
+                  w, reinterpret_cast<int32_t*>(static_cast<char*>(out) + layout.strip_bytes()),
+                  static_cast<Findings*>(out));
+  }
   check(cudaMemcpyAsync(&found, out, sizeof found, cudaMemcpyDeviceToHost, cuda_stream));
   check(cudaStreamSynchronize(cuda_stream));
   if (found.scale != kNone)
     arg.fail("weight.scale is not finite and positive at index " + std::to_string(found.scale));
+  if (found.column != kNone)
+    arg.fail("weight.g_idx is out of range at index " + std::to_string(found.column));
   const auto no_packed_form = [&](const std::string& what, unsigned long long index) {
     fail_unsupported("weight_pack: " + what + " at index " + std::to_string(index) +
                      ": only the kernels of the canonical weight take that");
   };
   if (found.zero != kNone) no_packed_form("weight.zero is beyond 120", found.zero);
   if (found.code != kNone) no_packed_form("weight.codes is infinite or NaN", found.code);
+  if (found.group != kNone) no_packed_form("weight.g_idx has a group that is not whole", found.group);
 
-  const int64_t pack_blocks = ceil_div(layout.total_bytes() / 4, kThreads);
+  const int64_t pack_blocks = ceil_div(layout.strip_bytes() / 4, kThreads);
   if (pack_blocks >= 1ll << 31) fail_unsupported("weight_pack: the weight is too large");
   launch_kernel("weight_pack", pack, {dim3(static_cast<unsigned>(pack_blocks)), dim3(kThreads)}, launch, w,
                 layout, static_cast<uint32_t*>(out));

@@ -19,11 +19,16 @@
 //            code + 8.
 //   8 bits   [4][lane 0..31][2 steps][row g, row g + 8]: a word has columns 2q, 2q + 8, 2q + 1, 2q + 9.
 //
+// A weight with g_idx (act-order) has its columns sorted by group, and behind the strips the column of w, and so
+// of x, that each of them is: [k] i32, and one more that makes the size tell. linear_gather_first_sm75 brings x
+// into that order.
+//
 // Scales are float32 whatever they were. Groups of more than 128 columns repeat theirs in every tile. Rows
 // and columns beyond the matrix have scale 0 and codes of value 0.
 //
 // Nothing in the bytes says what they are: they are in the device's memory, where a call must not look. What
-// a call knows is format, n, k, block, is_gated, and the size, which tells whether there are zero points.
+// a call knows is format, n, k, block, is_gated, and the size, which tells whether there are zero points and
+// sorted columns.
 #pragma once
 
 #include "linear/weight.h"
@@ -38,9 +43,10 @@ struct StripLayout {
   int32_t groups;      // of a tile: 1, 2 or 4
   int32_t code_bytes;  // of a tile
   int32_t tile_bytes;
-  bool has_zeros, is_gated;
+  bool has_zeros, has_k_map, is_gated;
 
-  QF_HD int64_t total_bytes() const { return strips * tiles * tile_bytes; }
+  QF_HD int64_t strip_bytes() const { return strips * tiles * tile_bytes; }
+  QF_HD int64_t total_bytes() const { return strip_bytes() + (has_k_map ? (k + 1) * 4 : 0); }
   QF_HD int scale_offset() const { return code_bytes; }
   QF_HD int zero_offset() const { return code_bytes + groups * kRows * 4; }
   QF_HD int group_cols() const { return kCols / groups; }
@@ -55,17 +61,23 @@ struct StripLayout {
 // Why a weight of these groups has no such form, or null.
 const char* not_in_strips(const Weight& w);
 
-StripLayout plan_strips(const Weight& w, bool has_zeros);
+StripLayout plan_strips(const Weight& w, bool has_zeros, bool has_k_map);
+StripLayout plan_strips(const Weight& w);  // where the canonical form is there
 
 // The packed bytes of a weight, found out from their number; data is null where only shapes are asked about.
 struct StripView {
   const uint8_t* data = nullptr;
   StripLayout layout = {};
-  bool is_there = false;
+  bool is_there = false;  // in the order of x; not where there is a k_map
+
+  const int32_t* k_map() const {
+    return data ? reinterpret_cast<const int32_t*>(data + layout.strip_bytes()) : nullptr;
+  }
 };
 StripView view_strips(const Arguments& arg, const Weight& w);
 
-// Checks the values (scales finite and positive, codes finite) and packs. Returns when it is done, so that no
+// Checks the values (scales finite and positive, codes finite, groups of g_idx whole) and packs. Returns when
+// it is done, so that no
 // later kernel can be early.
 void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layout, void* out, void* stream);
 
