@@ -77,8 +77,7 @@ struct StripView {
 StripView view_strips(const Arguments& arg, const Weight& w);
 
 // Checks the values (scales finite and positive, codes finite, groups of g_idx whole) and packs. Returns when
-// it is done, so that no
-// later kernel can be early.
+// it is done, so that no later kernel can be early.
 void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layout, void* out, void* stream);
 
 }  // namespace quantfuse::linear
