@@ -41,8 +41,10 @@ namespace {
 
 constexpr int kMaxTokens = 16, kMaxCluster = 8, kEpilogueWarps = 2;
 constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
-// Units under way at most: see linear_stream_sm90.cu.
-constexpr int kInFlight = 2;
+// Units under way at most: two for the reason that linear_stream_sm90.cu has. Up to 8 tokens a third one pays
+// where a block has many strips (57344 x 8192 with 8 tokens: 66.0 us in place of 68.6) and costs where it has
+// few (4096 x 4096 with 4: 5.4 in place of 5.3).
+constexpr int kInFlight = 2, kInFlightOfMany = 3, kManyStrips = 12;
 constexpr int kPartRow = StripLayout::kRows + 4;  // floats from token to token in a part: other banks
 constexpr int kPartBuffers = 2, kMaxInboxSlots = 4;
 constexpr int kReady = 1;  // named barrier: the barriers in memory are initialised
@@ -63,7 +65,7 @@ struct Shape {
 struct Sizes {
   int m = 0, strips = 0, tiles = 0;  // of x; of the weight; of a strip
   int cluster = 0;                   // blocks that split k
-  int stages = 0;                    // of the ring
+  int stages = 0, in_flight = 0;     // of the ring; under way at most
   int tile_bytes = 0;
   int inbox_slots = 0;  // for sums of strips that a block makes for its cluster; 0 without one
 };
@@ -126,7 +128,7 @@ __device__ void init_barriers(const Params& p, const Smem<S>& smem, uint32_t bas
 template <class S>
 __device__ void produce(const Params& p, const Smem<S>& smem, const StripShare& share, uint32_t base) {
   const uint64_t policy = ptx::evict_first_policy();
-  const int in_flight = min(kInFlight, p.stages);
+  const int in_flight = min(p.in_flight, p.stages);
   Cursor stage, landed;
   int copies = 0;
   for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
@@ -298,18 +300,17 @@ __device__ void consume(const Params& p, const Smem<S>& smem, const StripShare& 
 
 // ---- Epilogue ----
 
-// A warp's work is 8 tokens of a strip: lanes 0..15 are the rows of the even ones, 16..31 those of the odd.
-constexpr int kPairs = 4;
-
-// sums[i] = the parts of token 2 i, always added in the same order.
-template <int kParts>
-__device__ __forceinline__ void sum_parts(const float* parts, int num_parts, int part_floats,
+// A warp's work is tokens `first`, first + step, ... of a strip for lanes 0..15, one for each row, and those
+// behind them for lanes 16..31. sums[i]: the parts of the i-th, always added in the same order.
+template <int kParts, int kPairs>
+__device__ __forceinline__ void sum_parts(const float* parts, int num_parts, int part_floats, int step,
                                           float (&sums)[kPairs]) {
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
     float v[kParts];
 #pragma unroll
-    for (int j = 0; j < kParts; ++j) v[j] = j < num_parts ? parts[j * part_floats + 2 * i * kPartRow] : 0.0f;
+    for (int j = 0; j < kParts; ++j)
+      v[j] = j < num_parts ? parts[j * part_floats + i * step * kPartRow] : 0.0f;
 #pragma unroll
     for (int j = 4; j < kParts; ++j) v[j % 4] += v[j];
     sums[i] = (v[0] + v[1]) + (v[2] + v[3]);
@@ -325,12 +326,13 @@ struct Epilogue {
   uint32_t base;  // of shared memory
   int lane;
 
-  // Where this lane's first number is in a part. `token`: the first of the 8.
-  __device__ int offset(int token) const { return (token + lane / 16) * kPartRow + lane % 16; }
+  // Where this lane's first number is in a part.
+  __device__ int offset(int first) const { return (first + lane / 16) * kPartRow + lane % 16; }
 
-  __device__ void sum_of_warps(const Cursor& part, int token, float (&sums)[kPairs]) const {
-    const float* parts = reinterpret_cast<const float*>(shared + smem.parts) + offset(token);
-    sum_parts<S::kWarps>(parts + part.at * S::kWarps * S::kPartFloats, S::kWarps, S::kPartFloats, sums);
+  template <int kPairs>
+  __device__ void sum_of_warps(const Cursor& part, int first, int step, float (&sums)[kPairs]) const {
+    const float* parts = reinterpret_cast<const float*>(shared + smem.parts) + offset(first);
+    sum_parts<S::kWarps>(parts + part.at * S::kWarps * S::kPartFloats, S::kWarps, S::kPartFloats, step, sums);
   }
   __device__ void wait_for_parts(const Cursor& part) const {
     ptx::barrier_wait(base + smem.parts_full + 8 * part.at, part.parity);
@@ -341,13 +343,14 @@ struct Epilogue {
     if (lane < arrivals) ptx::barrier_arrive(base + smem.parts_empty + 8 * part.at);
   }
 
-  __device__ void store(int strip, int token, const float (&sums)[kPairs]) const {
+  template <int kPairs>
+  __device__ void store(int strip, int first, int step, const float (&sums)[kPairs]) const {
     // Of a gated weight rows 0..7 are gates, and 8 lanes up are their ups.
     const Problem& problem = p.problem;
     const bool is_gated = problem.weight.is_gated;
     const int row = lane % 16;
-    const linear::ColumnOfRows<kPairs> at = {int64_t{strip} * (is_gated ? 8 : 16) + row, token + lane / 16,
-                                             2};
+    const linear::ColumnOfRows<kPairs> at = {int64_t{strip} * (is_gated ? 8 : 16) + row, first + lane / 16,
+                                             step};
     float ups[kPairs];
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) ups[i] = __shfl_down_sync(~0u, sums[i], 8);
@@ -358,18 +361,18 @@ struct Epilogue {
     }
   }
 
-  // Without a cluster: each of the two warps has 8 tokens; of 8 tokens the second one has nothing to do.
+  // Without a cluster: each of the two warps has every other pair of tokens.
   __device__ void run_alone(int warp) const {
-    constexpr int kAtWork = S::kTokens / 8;
-    if (warp >= kAtWork) return;
+    constexpr int kStep = 2 * kEpilogueWarps;
+    const int first = 2 * warp;
     Cursor part;
     for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
-      float sums[kPairs];
+      float sums[S::kTokens / kStep];
       wait_for_parts(part);
-      sum_of_warps(part, warp * 8, sums);
-      give_back_parts(part, kEpilogueWarps / kAtWork);
+      sum_of_warps(part, first, kStep, sums);
+      give_back_parts(part, 1);
       part.advance(kPartBuffers);
-      store(strip, warp * 8, sums);
+      store(strip, first, kStep, sums);
     }
   }
 
@@ -386,10 +389,10 @@ struct Epilogue {
           base + smem.inbox + (slot.at * p.cluster + share.rank) * S::kPartFloats * 4, owner);
 #pragma unroll
       for (int token = 0; token < S::kTokens; token += 8) {
-        float sums[kPairs];
-        sum_of_warps(part, token, sums);
+        float sums[4];
+        sum_of_warps(part, token, 2, sums);
 #pragma unroll
-        for (int i = 0; i < kPairs; ++i)
+        for (int i = 0; i < 4; ++i)
           ptx::store_async(inbox + (offset(token) + 2 * i * kPartRow) * 4, sums[i], barrier);
       }
       give_back_parts(part, kEpilogueWarps);
@@ -403,12 +406,12 @@ struct Epilogue {
     for (int strip = share.first_strip + share.rank * share.strip_step; strip < p.strips; strip += step) {
       const uint32_t full = base + smem.inbox_full + 8 * slot.at;
       ptx::barrier_wait(full, slot.parity);
-      float sums[S::kTokens / 8][kPairs];
+      float sums[S::kTokens / 8][4];
       const float* inbox =
           reinterpret_cast<const float*>(shared + smem.inbox) + slot.at * p.cluster * S::kPartFloats;
 #pragma unroll
       for (int b = 0; b < S::kTokens / 8; ++b)
-        sum_parts<kMaxCluster>(inbox + offset(8 * b), p.cluster, S::kPartFloats, sums[b]);
+        sum_parts<kMaxCluster>(inbox + offset(8 * b), p.cluster, S::kPartFloats, 2, sums[b]);
       __syncwarp();
       // A credit is given only where all will wait for it: nobody is gone when it comes. The slot's next
       // round is announced before.
@@ -421,7 +424,7 @@ struct Epilogue {
       }
       slot.advance(p.inbox_slots);
 #pragma unroll
-      for (int b = 0; b < S::kTokens / 8; ++b) store(strip, 8 * b, sums[b]);
+      for (int b = 0; b < S::kTokens / 8; ++b) store(strip, 8 * b, 2, sums[b]);
     }
   }
 };
@@ -438,9 +441,13 @@ __global__ void __launch_bounds__(S::kThreads, 1) kernel(const __grid_constant__
 
   if (warp < S::kWarps) {
     if (!is_alone) ptx::cluster_arrive_relaxed();
+    // A warp reads no x but its own, and may begin as soon as it is there. With much x or 16 tokens it is
+    // quicker, by 3%, that all warps begin together; why is not known.
+    const bool begins_alone = S::kTokens == 8 && share.tiles <= 2 * S::kUnitTiles;
+    if (begins_alone) ptx::named_barrier_sync(kReady, S::kThreads);
     ptx::wait_for_previous_kernel();
     fetch_x<S>(p, share, base, smem.x_tile_bytes, warp, lane);
-    ptx::named_barrier_sync(kReady, S::kThreads);
+    if (!begins_alone) ptx::named_barrier_sync(kReady, S::kThreads);
     const int groups = p.problem.strips.layout.groups;
     if (groups == 1) consume<S, Format, T, 1>(p, smem, share, shared, warp, lane);
     else if (groups == 2) consume<S, Format, T, 2>(p, smem, share, shared, warp, lane);
@@ -454,8 +461,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) kernel(const __grid_constant__
     ptx::wait_for_previous_kernel();
   } else {
     if (!is_alone) ptx::cluster_arrive_relaxed();
-    ptx::wait_for_previous_kernel();
     ptx::named_barrier_sync(kReady, S::kThreads);
+    ptx::wait_for_previous_kernel();
     const Epilogue<S> epilogue = {p, smem, share, shared, base, lane};
     const int epilogue_warp = warp - S::kProducerWarp - 1;
     if (is_alone) {
@@ -475,10 +482,12 @@ struct Plan : Sizes {
   int grid = 0, smem_bytes = 0;
 };
 
-// As many stages as fit and there is work for; none where that is too few to stream.
+// As many stages as fit and there is work for; none where that is too few to stream. Up to 8 tokens a pair of
+// blocks is quicker than one that has only two stages (8192 x 28672: 4 tokens by pairs in 36 us, 3 by blocks
+// alone in 44); four blocks are not quicker than such a pair.
 template <class S>
 Plan plan_for(const Problem& p, int cluster) {
-  constexpr int64_t kMinStages = 2;
+  const int64_t min_stages = S::kTokens == 8 && cluster == 1 ? 3 : 2;
   const StripLayout& w = p.strips.layout;
   const int64_t budget = gpu_max_smem_bytes(p.device.id);
   const int64_t places = resident_clusters(kernel<Shape<8, true>, QF_INT4, bf16>, p.device.id, cluster,
@@ -494,12 +503,13 @@ Plan plan_for(const Problem& p, int cluster) {
     return Smem<S>(plan).bytes;
   };
   const int64_t strips = ceil_div(w.strips, clusters);  // of a cluster
+  plan.in_flight = S::kTokens == 8 && strips >= kManyStrips ? kInFlightOfMany : kInFlight;
   if (cluster > 1)
     plan.inbox_slots = static_cast<int>(std::min<int64_t>(ceil_div(strips, cluster), kMaxInboxSlots));
   const int64_t units = strips * ceil_div(ceil_div(w.tiles, cluster), S::kUnitTiles);
   const int64_t fixed = bytes(0), each = bytes(1) - fixed;
   const int64_t stages = std::min((budget - fixed) / each, units);
-  if (stages < std::min(kMinStages, units)) return {};
+  if (stages < std::min(min_stages, units)) return {};
   plan.smem_bytes = bytes(stages);
   return plan;
 }
