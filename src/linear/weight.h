@@ -16,6 +16,7 @@ struct Weight {
   qf_block block = {1, 1};  // resolved
   int64_t num_groups = 0;   // columns of scale
   bool is_gated = false;
+  bool is_constant = false;  // may be read before the work ahead on the stream has ended
   Matrix codes;   // absent where only the packed form was kept, as are the five below
   Matrix scale;   // [ceil(n / block.rows), num_groups] f32 | e8m0
   Matrix zero;    // i8 | f32, like scale; absent: symmetric
