@@ -550,14 +550,14 @@ struct ScaledMmOptions {
   Format a_format = Format::int8, b_format = Format::int8;  // both integer, or both FP8
   Order b_order = Order::nk;
   bool is_b_constant = false;  // nothing under way on the stream writes b or b_scale: they may be read ahead
-  int64_t k = 0;           // needed for INT4, where the shape has only ceil(k/2); 0: from a
-  ConstTensor a_scale;     // f32, by a_block over [m, k]; absent: 1
-  ConstTensor b_scale;     // f32, by b_block over [n, k]; absent: 1
-  Block a_block = {1, 0};  // per row of a
-  Block b_block = {1, 0};  // per column of the product
-  ConstTensor a_zero;      // i32 [m] or [1]; integer formats
-  ConstTensor b_zero;      // i32 [n] or [1]; integer formats
-  ConstTensor bias;        // float [n]
+  int64_t k = 0;               // needed for INT4, where the shape has only ceil(k/2); 0: from a
+  ConstTensor a_scale;         // f32, by a_block over [m, k]; absent: 1
+  ConstTensor b_scale;         // f32, by b_block over [n, k]; absent: 1
+  Block a_block = {1, 0};      // per row of a
+  Block b_block = {1, 0};      // per column of the product
+  ConstTensor a_zero;          // i32 [m] or [1]; integer formats
+  ConstTensor b_zero;          // i32 [n] or [1]; integer formats
+  ConstTensor bias;            // float [n]
 };
 
 namespace detail {
@@ -656,15 +656,15 @@ inline void w8a8_block_fp8_matmul(const ConstTensor& a, const ConstTensor& b, co
 struct Weight {
   Format format = Format::none;
   int64_t n = 0, k = 0;
-  Block block = {};       // over [n, k]
-  ConstTensor codes;      // [n, k], or u8 [n, ceil(k/2)] for 4-bit formats
-  ConstTensor scale;      // f32 or e8m0, by block; with g_idx [ceil(n/block.rows), groups]
-  ConstTensor zero;       // i8 or f32, shape of scale
-  ConstTensor g_idx;      // i32 [k]: the group of each k (act-order)
-  bool is_gated = false;  // rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) * up
+  Block block = {};          // over [n, k]
+  ConstTensor codes;         // [n, k], or u8 [n, ceil(k/2)] for 4-bit formats
+  ConstTensor scale;         // f32 or e8m0, by block; with g_idx [ceil(n/block.rows), groups]
+  ConstTensor zero;          // i8 or f32, shape of scale
+  ConstTensor g_idx;         // i32 [k]: the group of each k (act-order)
+  bool is_gated = false;     // rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) * up
   bool is_constant = false;  // nothing under way on the stream writes codes or scale: they may be read ahead
-  ConstTensor packed;     // u8 [bytes], 64-byte aligned, from pack()
-  ConstTensor offset;     // f32, shape of scale; integer formats
+  ConstTensor packed;        // u8 [bytes], 64-byte aligned, from pack()
+  ConstTensor offset;        // f32, shape of scale; integer formats
 
   // For the C interface. Valid as long as this object is.
   qf_weight get() const {

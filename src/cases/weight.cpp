@@ -104,7 +104,6 @@ qf_weight CanonicalWeight::view(int set, qf_device device) const {
   w.offset = offset_ ? offset_->view(set, device) : nullptr;
   w.g_idx = g_idx_ ? g_idx_->view(set, device) : nullptr;
   w.is_gated = spec_.is_gated;
-  w.is_constant = 1;
   return w;
 }
 

@@ -57,7 +57,7 @@ struct Product {
   qf_order b_order;
   bool has_gate;       // rows [0, n/2) of b are the gate, the others the up projection
   bool is_b_constant;  // b and its scales may be read before the kernels ahead on the stream have ended
-  Vector bias;    // [n] floats; optional
+  Vector bias;         // [n] floats; optional
   qf_activation activation;
   Matrix residual;  // [m, n_out] floats; optional
   Output out;       // y may be i32: then the sum itself modulo 2^32, and there are no scales and no epilogue

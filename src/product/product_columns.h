@@ -54,8 +54,8 @@ struct Shape {
 
 // What the kernel is given. What it begins with is in one line of the cache of constants.
 struct alignas(64) ColumnProblem {
-  int32_t units, more;         // of the weight for each block, and the blocks that have one more
-  int32_t k_stages;            // of all k
+  int32_t units, more;  // of the weight for each block, and the blocks that have one more
+  int32_t k_stages;     // of all k
   // Of the rings; multiples of kDepthGroups, or a warpgroup could take what another has not yet read for its
   // own next stage.
   int32_t stages, x_stages;
@@ -79,8 +79,7 @@ struct Share {
   }
 };
 
-// ---- Shared memory: factors | barriers | scales of stages of x | ring of x | ring of the weight; later parts
-// ----
+// ---- Shared memory: factors | barriers | scales of stages | rings of x and of the weight; later parts ----
 
 template <class S>
 struct Smem {

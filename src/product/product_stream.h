@@ -85,9 +85,9 @@ struct Shape {
   // Of x as many stages as of the weight; but blocks that stand beside those of the kernel before have little
   // room, and while they wait for that one only the weight can fill it.
   static constexpr int kEven = kForRings / (kXStageAll + kWeightStageAll);
-  static constexpr int kXStages = kBlocksPerSm == 1            ? kEven
+  static constexpr int kXStages = kBlocksPerSm == 1               ? kEven
                                   : kXStageBytes * 8 <= 32 * 1024 ? 8
-                                                                : 32 * 1024 / kXStageBytes;
+                                                                  : 32 * 1024 / kXStageBytes;
   static constexpr int kStages = (kForRings - kXStages * kXStageAll) / kWeightStageAll;
 };
 
@@ -112,8 +112,7 @@ struct Tile {
   int row_block, token_block;
 };
 
-// ---- Shared memory: rings of the weight and of x, scales of stages; later bands[, inbox] | [inbox] | factors
-// | barriers ----
+// ---- Shared memory: rings, scales of stages; later bands[, inbox] | [inbox] | factors | barriers ----
 
 template <class S>
 struct Smem {
@@ -286,7 +285,8 @@ __device__ void produce_row_scales(const StreamProblem& p, const Smem<S>& smem, 
       const int64_t group = min(int64_t{k} * S::kRunBlocks + block, scale.cols - 1);
 #pragma unroll
       for (int i = 0; i < kRowsOfLane; ++i)
-        ptx::copy4_async(smem.weight_scales_at(stage) + (block * S::kRows + i * 32 + lane) * 4, from[i] + group);
+        ptx::copy4_async(smem.weight_scales_at(stage) + (block * S::kRows + i * 32 + lane) * 4,
+                         from[i] + group);
     }
     ptx::arrive_after_copies(smem.full + 8 * stage);
   });
@@ -407,7 +407,8 @@ struct Consumer {
         decode(turn + 1 < kTurns ? stage : next, (turn + 1) % kTurns, codes[(turn + 1) % 2]);
         float scale[2] = {1.0f, 1.0f};
         if constexpr (kScaling == Scaling::blocks) {
-          const uint32_t from = smem.weight_scales_at(stage.weight) + (block * S::kRows + first_row(strip)) * 4;
+          const uint32_t from =
+              smem.weight_scales_at(stage.weight) + (block * S::kRows + first_row(strip)) * 4;
           scale[0] = ptx::load_shared_float(from), scale[1] = ptx::load_shared_float(from + 32);
         }
         ptx::wgmma_wait<0>();
@@ -459,7 +460,8 @@ struct Consumer {
 #pragma unroll
       for (float& total : of_strip) total = 0.0f;
   }
-  __device__ __forceinline__ void promote(const typename N::Sum (&sums)[S::kSums], const Stage& stage, int strip) {
+  __device__ __forceinline__ void promote(const typename N::Sum (&sums)[S::kSums], const Stage& stage,
+                                          int strip) {
     float(&to)[S::kSums] = totals[strip];
     if constexpr (kScaling == Scaling::whole) {
 #pragma unroll

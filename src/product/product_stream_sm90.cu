@@ -36,8 +36,8 @@ int32_t choose_in_flight(int64_t bytes_of_sm, int64_t stage_bytes, int64_t stage
 // ---- product_stream.h ----
 
 // run(Shape): as few tokens as hold all, and as few rows as leave no SM without a block. Otherwise more rows:
-// larger boxes come faster, and x is fetched less often. Two blocks to an SM where there is room for them: then
-// those of the next kernel stand beside ours, and fill their rings with a constant weight.
+// larger boxes come faster, and x is fetched less often. Two blocks to an SM where there is room for them:
+// then those of the next kernel stand beside ours, and fill their rings with a constant weight.
 template <class Run>
 void with_shape(const Product& p, const Run& run) {
   const int64_t rows_of_sm = ceil_div(p.n, num_sms(p));
@@ -84,10 +84,10 @@ int32_t choose_split_bits(const Product& p, int64_t tiles, int64_t k_stages) {
   return bits;
 }
 
-// When the next kernel is let in. Its blocks take some 3 us until their rings are full. Those that come earlier
-// take the bandwidth from ours, and if some of ours have ended by then, two of them get to one SM while another has
-// none; which they do if they come before the clusters of ours have spread, too. With 8, 16, 24 and 32 stages 4096
-// x 14336 of E4M3 took 15.7, 15.0, 17.0 and 17.6 us (two blocks a tile), 8192 x 28672 77, 61, 57 and 58 (one).
+// When the next kernel is let in. Its blocks take some 3 us until their rings are full: those that come
+// earlier take the bandwidth from ours, and if some of ours have ended by then, one SM gets two of them and
+// another none. With 8, 16, 24 and 32 stages 4096 x 14336 of E4M3 took 15.7, 15.0, 17.0 and 17.6 us (two
+// blocks a tile), 8192 x 28672 77, 61, 57 and 58 (one).
 template <class S>
 int32_t choose_lead(const Product& p, bool is_split) {
   if (S::kBlocksPerSm == 1 || (!is_split && !p.is_b_constant)) return 0;
@@ -132,8 +132,8 @@ void launch_shape(const Product& p, float* staged, const Launch& launch) {
 
 int64_t unit_rows(const Product& p) { return p.has_gate ? 2 * kUnit : kUnit; }
 
-// Every block reads x: for few rows that would be too much. Where rows come in 64s or 128s to an SM, or all of a
-// constant weight's tiles of 64, 128 or 256 fit the GPU at once, they are better off in product_stream.h.
+// Every block reads x: for few rows that would be too much. Where there are nearly 64 rows to an SM, or all
+// of a constant weight's tiles fit the GPU at once, product_stream.h is quicker.
 bool takes_columns(const Product& p) {
   const int64_t rows_of_sm = ceil_div(p.n, num_sms(p));
   if (p.b.format == QF_INT4 || p.m > 64 || rows_of_sm <= 32) return false;
@@ -147,8 +147,7 @@ void with_column_shape(const Product& p, const Run& run) {
   using product_columns::Shape;
   const int64_t rows = ceil_div(ceil_div(p.n, unit_rows(p)), num_sms(p)) * unit_rows(p);
   if (rows > 128) run(Shape<128, 2, 1, 1, 1>{});
-  else if (rows > 64) run(Shape<64, 2, 2, 1, 2>{});
-  else if (rows > 48) run(Shape<64, 1, 2, 1, 2>{});
+  else if (rows > 48) run(Shape<64, 2, 2, 1, 2>{});
   else if (p.m > 32) run(Shape<48, 1, 2, 2, 1>{});
   else run(Shape<48, 1, 2, 2, 2>{});
 }
@@ -165,16 +164,17 @@ void launch_columns(const Product& p, float* staged, const Launch& launch) {
   problem.token_rows = static_cast<int32_t>(ceil_div(p.m, 8) * 8);
   problem.k_stages = static_cast<int32_t>(ceil_div(p.k, kBlockK * S::kRunBlocks));
   const bool has_blocks = !is_whole(p);
-  constexpr bool kHasAll = S::kBlocksPerSm == 1;  // of an SM
-  problem.stages = product_columns::kMaxStages, problem.x_stages = p.is_b_constant ? 4 : 6;
-  if (kHasAll) problem.x_stages = problem.stages;
-  while (Smem::bytes(problem, has_blocks) > S::kBudget) {
-    problem.stages -= S::kDepthGroups;
-    if (kHasAll) problem.x_stages = problem.stages;
+  // Blocks that share an SM have little room: with many tokens x needs it, and a weight that comes early
+  // would only be in its way.
+  constexpr bool kIsAlone = S::kBlocksPerSm == 1;
+  problem.is_weight_constant = p.is_b_constant && (kIsAlone || p.m <= 32);
+  const int32_t x_stages = problem.is_weight_constant ? 4 : 6;
+  for (problem.stages = product_columns::kMaxStages;; problem.stages -= S::kDepthGroups) {
+    problem.x_stages = kIsAlone ? problem.stages : x_stages;
+    if (Smem::bytes(problem, has_blocks) <= S::kBudget) break;
   }
   problem.in_flight = choose_in_flight(48 * 1024, S::kRunBlocks * problem.w_rows * kBlockK, problem.stages);
   problem.has_gate = p.has_gate, problem.is_plain = is_plain(p, staged != nullptr);
-  problem.is_weight_constant = p.is_b_constant;
   problem.x = row_boxes(p.a.codes, problem.token_rows), problem.w = weight_boxes(p, problem.w_rows);
   problem.product = p, problem.product.bias = {}, problem.bias = p.bias;
   problem.x_stride = token_scale_stride(p);
