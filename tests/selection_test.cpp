@@ -319,6 +319,8 @@ TEST(Selection, OfProductsOnCuda) {
     LinearSpec layer = linear(weight, QF_INT8, 1000);
     layer.n = 33 * 512, layer.k = 256;
     expect_chosen(layer, {"linear_product_int4_sm90", "linear_product_sm80", "linear_product_sm75"});
+    layer.m = 64;  // as many tiles, of which most would be empty
+    expect_chosen(layer, of_few_tokens);
   }
   // What is no product of codes.
   WeightSpec act_order = int4, offsets = int4;

@@ -247,7 +247,9 @@ typedef struct qf_scaled_mm_args {
   qf_format a_format; /* INT8, INT4, E4M3 or E5M2; a and b both integer or both FP8 */
   qf_format b_format;
   qf_order b_order;
-  int64_t k;                /* needed for INT4, where the shape has only ceil(k/2); 0: from a */
+  int32_t is_b_constant; /* 1: no work that is still under way on the stream writes b or b_scale: kernels may
+                               read them before it has ended */
+  int64_t k;             /* needed for INT4, where the shape has only ceil(k/2); 0: from a */
   const qf_tensor* a_scale; /* in  f32, shape by a_block over [m, k]; NULL: 1 */
   const qf_tensor* b_scale; /* in  f32, shape by b_block over [n, k]; NULL: 1 */
   qf_block a_block;
@@ -272,14 +274,16 @@ typedef struct qf_weight {
   qf_format format;
   int64_t n;
   int64_t k;
-  qf_block block;          /* over [n, k] */
-  const qf_tensor* codes;  /* [n, k], or [n, ceil(k/2)] for 4-bit codes; rows contiguous */
-  const qf_tensor* scale;  /* f32 or e8m0, shape by block; with g_idx [ceil(n/block.rows), groups]; none
+  qf_block block;         /* over [n, k] */
+  const qf_tensor* codes; /* [n, k], or [n, ceil(k/2)] for 4-bit codes; rows contiguous */
+  const qf_tensor* scale; /* f32 or e8m0, shape by block; with g_idx [ceil(n/block.rows), groups]; none
                               where the codes are numbers */
-  const qf_tensor* zero;   /* i8 (integer zero points) or f32 (floating ones), shape of scale; optional */
-  const qf_tensor* g_idx;  /* [k] i32: the group of each k (act-order); optional */
-  int32_t is_gated;        /* 1: rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) *
+  const qf_tensor* zero;  /* i8 (integer zero points) or f32 (floating ones), shape of scale; optional */
+  const qf_tensor* g_idx; /* [k] i32: the group of each k (act-order); optional */
+  int32_t is_gated;       /* 1: rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) *
                               up */
+  int32_t is_constant; /* 1: no work that is still under way on the stream writes codes or scale: kernels may
+                              read them before it has ended, as they always do a packed weight */
   const qf_tensor* packed; /* u8 [bytes], 64-byte aligned, from qf_weight_pack; optional */
   const qf_tensor* offset; /* f32, shape of scale: what GGUF calls a minimum; optional, integer formats */
 } qf_weight;

@@ -549,14 +549,15 @@ inline std::string explain_dequantize_words(const ConstTensor& qweight, const Co
 struct ScaledMmOptions {
   Format a_format = Format::int8, b_format = Format::int8;  // both integer, or both FP8
   Order b_order = Order::nk;
-  int64_t k = 0;           // needed for INT4, where the shape has only ceil(k/2); 0: from a
-  ConstTensor a_scale;     // f32, by a_block over [m, k]; absent: 1
-  ConstTensor b_scale;     // f32, by b_block over [n, k]; absent: 1
-  Block a_block = {1, 0};  // per row of a
-  Block b_block = {1, 0};  // per column of the product
-  ConstTensor a_zero;      // i32 [m] or [1]; integer formats
-  ConstTensor b_zero;      // i32 [n] or [1]; integer formats
-  ConstTensor bias;        // float [n]
+  bool is_b_constant = false;  // nothing under way on the stream writes b or b_scale: they may be read ahead
+  int64_t k = 0;               // needed for INT4, where the shape has only ceil(k/2); 0: from a
+  ConstTensor a_scale;         // f32, by a_block over [m, k]; absent: 1
+  ConstTensor b_scale;         // f32, by b_block over [n, k]; absent: 1
+  Block a_block = {1, 0};      // per row of a
+  Block b_block = {1, 0};      // per column of the product
+  ConstTensor a_zero;          // i32 [m] or [1]; integer formats
+  ConstTensor b_zero;          // i32 [n] or [1]; integer formats
+  ConstTensor bias;            // float [n]
 };
 
 namespace detail {
@@ -569,6 +570,7 @@ inline qf_scaled_mm_args args_of_scaled_mm(const ConstTensor& a, const ConstTens
   s.a_format = static_cast<qf_format>(options.a_format);
   s.b_format = static_cast<qf_format>(options.b_format);
   s.b_order = static_cast<qf_order>(options.b_order);
+  s.is_b_constant = options.is_b_constant;
   s.k = options.k;
   s.a_scale = options.a_scale.get();
   s.b_scale = options.b_scale.get();
@@ -654,14 +656,15 @@ inline void w8a8_block_fp8_matmul(const ConstTensor& a, const ConstTensor& b, co
 struct Weight {
   Format format = Format::none;
   int64_t n = 0, k = 0;
-  Block block = {};       // over [n, k]
-  ConstTensor codes;      // [n, k], or u8 [n, ceil(k/2)] for 4-bit formats
-  ConstTensor scale;      // f32 or e8m0, by block; with g_idx [ceil(n/block.rows), groups]
-  ConstTensor zero;       // i8 or f32, shape of scale
-  ConstTensor g_idx;      // i32 [k]: the group of each k (act-order)
-  bool is_gated = false;  // rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) * up
-  ConstTensor packed;     // u8 [bytes], 64-byte aligned, from pack()
-  ConstTensor offset;     // f32, shape of scale; integer formats
+  Block block = {};          // over [n, k]
+  ConstTensor codes;         // [n, k], or u8 [n, ceil(k/2)] for 4-bit formats
+  ConstTensor scale;         // f32 or e8m0, by block; with g_idx [ceil(n/block.rows), groups]
+  ConstTensor zero;          // i8 or f32, shape of scale
+  ConstTensor g_idx;         // i32 [k]: the group of each k (act-order)
+  bool is_gated = false;     // rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) * up
+  bool is_constant = false;  // nothing under way on the stream writes codes or scale: they may be read ahead
+  ConstTensor packed;        // u8 [bytes], 64-byte aligned, from pack()
+  ConstTensor offset;        // f32, shape of scale; integer formats
 
   // For the C interface. Valid as long as this object is.
   qf_weight get() const {
@@ -674,6 +677,7 @@ struct Weight {
     w.zero = zero.get();
     w.g_idx = g_idx.get();
     w.is_gated = is_gated;
+    w.is_constant = is_constant;
     w.packed = packed.get();
     w.offset = offset.get();
     return w;

@@ -22,7 +22,7 @@ class Buffer {
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
 
-  void* data() const;  // 64-byte aligned
+  void* data() const;  // 64-byte aligned; on a CUDA device 256-byte, as what frameworks allocate
   size_t size() const { return bytes_; }
   void write(const uint8_t* host);  // all of it
   void fill(uint8_t byte);
@@ -30,7 +30,7 @@ class Buffer {
   bool has_intact_guards() const;
 
  private:
-  static constexpr size_t kGuardBytes = 64;
+  static constexpr size_t kGuardBytes = 256;
   bool is_on_cuda() const { return device_.type == QF_CUDA; }
 
   qf_device device_ = {QF_CPU, 0};

@@ -118,6 +118,7 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     a.act_format = spec_.act_format;
     a.act_group = spec_.act_group;
     a.weight = weight_.view(set, device);
+    a.weight.is_constant = !spec_.has_residual_in_y;  // either way is run
     if (set >= 0 && !packed_views_.empty()) a.weight.packed = &packed_views_[static_cast<size_t>(set)];
     if (set == kNoData) a.weight.packed = undescribed_packed();
     a.bias = view(bias_, set);

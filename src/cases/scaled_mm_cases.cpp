@@ -106,6 +106,7 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
     a.a_format = spec_.a_format;
     a.b_format = spec_.b_format;
     a.b_order = spec_.b_order;
+    a.is_b_constant = !spec_.has_bias;  // either way is run
     a.k = k;
     a.a_scale = view(a_scale_, set);
     a.b_scale = view(b_scale_, set);

@@ -28,7 +28,8 @@ struct Weight {
     const int64_t group = s.block.cols == 0 ? k : s.block.cols;
     if (is_plain(s.format)) {
       codes = Tensor(s.format == QF_F32 ? kF32 : s.format == QF_F16 ? kF16 : kBf16, n, k, device);
-      view = {s.format, n, k, {}, codes.get(), nullptr, nullptr, nullptr, s.is_gated, nullptr, nullptr};
+      view = {s.format,          n,       k,      {}, codes.get(), nullptr, nullptr, nullptr, s.is_gated,
+              /*is_constant=*/1, nullptr, nullptr};
       return;
     }
     codes = codes_tensor(s.format, n, k, device);
@@ -36,8 +37,8 @@ struct Weight {
     if (s.is_asymmetric) zero = block_tensor(s.has_float_zero ? kF32 : kI8, s.block, n, k, device);
     if (s.has_offset) offset = block_tensor(kF32, s.block, n, k, device);
     if (s.has_g_idx && group > 0) g_idx = Tensor::vector(kI32, k, device);
-    view = {s.format,   n,           k,          s.block, codes.get(), scale.get(),
-            zero.get(), g_idx.get(), s.is_gated, nullptr, offset.get()};
+    view = {s.format,   n,           k,          s.block,           codes.get(), scale.get(),
+            zero.get(), g_idx.get(), s.is_gated, /*is_constant=*/1, nullptr,     offset.get()};
   }
 
   // As a layer that was packed when it was loaded, if this device has a packed form for it.
@@ -104,9 +105,10 @@ struct Explainer {
     const Tensor a_zero = s.has_a_zero ? Tensor::vector(kI32, s.m, device) : Tensor();
     const Tensor b_zero = s.has_b_zero ? Tensor::vector(kI32, s.n, device) : Tensor();
     const Tensor bias = s.has_bias ? Tensor::vector(kF32, s.n, device) : Tensor();
-    const qf_scaled_mm_args args = {a.get(),   b.get(),      c.get(),       s.a_format,    s.b_format,
-                                    s.b_order, s.k,          a_scale.get(), b_scale.get(), s.a_block,
-                                    s.b_block, a_zero.get(), b_zero.get(),  bias.get()};
+    const qf_scaled_mm_args args = {
+        a.get(),   b.get(),       c.get(),       s.a_format, s.b_format, s.b_order,    /*is_b_constant=*/1,
+        s.k,       a_scale.get(), b_scale.get(), s.a_block,  s.b_block,  a_zero.get(), b_zero.get(),
+        bias.get()};
     return ask(qf_scaled_mm_explain, args, call);
   }
 

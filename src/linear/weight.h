@@ -16,12 +16,13 @@ struct Weight {
   qf_block block = {1, 1};  // resolved
   int64_t num_groups = 0;   // columns of scale
   bool is_gated = false;
-  Matrix codes;   // absent where only the packed form was kept, as are the five below
-  Matrix scale;   // [ceil(n / block.rows), num_groups] f32 | e8m0
-  Matrix zero;    // i8 | f32, like scale; absent: symmetric
-  Matrix offset;  // f32, like scale; absent: none
-  Vector g_idx;   // [k] i32; absent: k / block.cols
-  Vector packed;  // u8 [bytes]; absent: not packed
+  bool is_constant = false;  // may be read before the work ahead on the stream has ended
+  Matrix codes;              // absent where only the packed form was kept, as are the five below
+  Matrix scale;              // [ceil(n / block.rows), num_groups] f32 | e8m0
+  Matrix zero;               // i8 | f32, like scale; absent: symmetric
+  Matrix offset;             // f32, like scale; absent: none
+  Vector g_idx;              // [k] i32; absent: k / block.cols
+  Vector packed;             // u8 [bytes]; absent: not packed
 
   QF_HD int64_t n_out() const { return is_gated ? n / 2 : n; }
   QF_HD int64_t group_of(int64_t col) const {

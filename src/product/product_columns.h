@@ -54,11 +54,15 @@ struct Shape {
 
 // What the kernel is given. What it begins with is in one line of the cache of constants.
 struct alignas(64) ColumnProblem {
-  int32_t units, more;         // of the weight for each block, and the blocks that have one more
-  int32_t k_stages, stages;    // of all k; of the ring
+  int32_t units, more;  // of the weight for each block, and the blocks that have one more
+  int32_t k_stages;     // of all k
+  // Of the rings; multiples of kDepthGroups, or a warpgroup could take what another has not yet read for its
+  // own next stage.
+  int32_t stages, x_stages;
   int32_t token_rows, w_rows;  // that a copy brings
   int32_t in_flight;           // stages of the weight under way at most
   bool has_gate, is_plain;
+  bool is_weight_constant;  // it may be read before the kernel before has ended
   CUtensorMap x, w;
   Product product;
   int64_t x_stride;  // of the scales, from token to token
@@ -75,58 +79,61 @@ struct Share {
   }
 };
 
-// ---- Shared memory: factors | barriers | scales of stages | ring; later parts ----
+// ---- Shared memory: factors | barriers | scales of stages | rings of x and of the weight; later parts ----
 
 template <class S>
 struct Smem {
   static constexpr int kBarriers = Factors<S::kRows, kTokens>::kBytes;
-  static constexpr int kScales = kBarriers + 2 * kMaxStages * 8;
+  static constexpr int kScales = kBarriers + 4 * kMaxStages * 8;
   static constexpr int kBlockScales = (kTokens + 32) * 4;  // of a block of k: tokens, then units of rows
 
-  static QF_HD int ring_at(int stages, bool has_blocks) {
-    return (kScales + (has_blocks ? stages * S::kRunBlocks * kBlockScales : 0) + 1023) / 1024 * 1024;
+  static QF_HD int rings_at(int x_stages, bool has_blocks) {
+    return (kScales + (has_blocks ? x_stages * S::kRunBlocks * kBlockScales : 0) + 1023) / 1024 * 1024;
   }
-  static int bytes(const ColumnProblem& p, int stages, bool has_blocks) {
-    const int block = (p.token_rows + p.w_rows) * kBlockK;
-    const int last = std::max(kTokens, p.token_rows + S::kRows) * kBlockK;  // what wgmma reads of one
-    const int ring = (stages * S::kRunBlocks - 1) * block + last;
+  static int bytes(const ColumnProblem& p, bool has_blocks) {
+    const int x = p.x_stages * S::kRunBlocks * p.token_rows * kBlockK;
+    // wgmma reads 64 tokens and kRows rows, whatever the copies bring.
+    const int w = ((p.stages * S::kRunBlocks - 1) * p.w_rows + S::kRows) * kBlockK;
     const int parts = S::kDepthGroups * p.token_rows * S::kPartRow * 4;
-    return ring_at(stages, has_blocks) + std::max(ring, parts);
+    return rings_at(p.x_stages, has_blocks) + std::max({x + w, x + kTokens * kBlockK, parts});
   }
 
   Factors<S::kRows, kTokens> factors;
-  uint32_t full, empty, scales, ring;
-  int x_bytes, w_bytes, stage_bytes;
+  uint32_t full, empty, x_full, x_empty, scales, x_ring, ring;
+  int x_bytes, w_bytes;
   __device__ Smem(const char* shared, const ColumnProblem& p, bool has_blocks) {
     const uint32_t base = ptx::shared_address(shared);
     factors = {base};
     full = base + kBarriers, empty = full + kMaxStages * 8;
-    scales = base + kScales, ring = base + ring_at(p.stages, has_blocks);
+    x_full = empty + kMaxStages * 8, x_empty = x_full + kMaxStages * 8;
     x_bytes = p.token_rows * kBlockK, w_bytes = p.w_rows * kBlockK;
-    stage_bytes = S::kRunBlocks * (x_bytes + w_bytes);
+    scales = base + kScales, x_ring = base + rings_at(p.x_stages, has_blocks);
+    ring = x_ring + p.x_stages * S::kRunBlocks * x_bytes;
   }
   // Block `block` of a stage.
   __device__ uint32_t x_at(int stage, int block) const {
-    return ring + stage * stage_bytes + block * (x_bytes + w_bytes);
+    return x_ring + (stage * S::kRunBlocks + block) * x_bytes;
   }
-  __device__ uint32_t w_at(int stage, int block) const { return x_at(stage, block) + x_bytes; }
+  __device__ uint32_t w_at(int stage, int block) const {
+    return ring + (stage * S::kRunBlocks + block) * w_bytes;
+  }
   __device__ uint32_t scales_at(int stage, int block) const {
     return scales + (stage * S::kRunBlocks + block) * kBlockScales;
   }
   __device__ uint32_t part_at(int part, int token, int token_rows) const {
-    return ring + (part * token_rows + token) * S::kPartRow * 4;
+    return x_ring + (part * token_rows + token) * S::kPartRow * 4;
   }
 };
 
 // ---- The copies: a thread each for the weight and for x, a warp for scales ----
 
-// copy(k, stage) for all stages of k, once there is room.
-template <class S, class Copy>
-__device__ void produce(const ColumnProblem& p, const Smem<S>& smem, const Copy& copy) {
+// copy(k, stage) for all of k, once the stage is free of `stages` whose barriers these are.
+template <class Copy>
+__device__ void produce(const ColumnProblem& p, uint32_t empty, int stages, const Copy& copy) {
   Cursor cursor;
 #pragma unroll 1
-  for (int k = 0; k < p.k_stages; ++k, cursor.advance(p.stages)) {
-    ptx::barrier_wait(smem.empty + 8 * cursor.at, cursor.parity ^ 1);
+  for (int k = 0; k < p.k_stages; ++k, cursor.advance(stages)) {
+    ptx::barrier_wait(empty + 8 * cursor.at, cursor.parity ^ 1);
     copy(k, cursor.at);
   }
 }
@@ -136,7 +143,7 @@ __device__ void produce_weight(const ColumnProblem& p, const Smem<S>& smem, cons
   const int plain_row = p.has_gate ? 0 : share.first * kUnit, gated_row = p.has_gate ? share.first : 0;
   const uint64_t policy = ptx::evict_first_policy();
   Cursor landed;
-  produce(p, smem, [&](int k, int stage) {
+  produce(p, smem.empty, p.stages, [&](int k, int stage) {
     if (k >= p.in_flight) {
       ptx::barrier_wait(smem.full + 8 * landed.at, landed.parity);
       landed.advance(p.stages);
@@ -152,8 +159,8 @@ __device__ void produce_weight(const ColumnProblem& p, const Smem<S>& smem, cons
 
 template <class S>
 __device__ void produce_x(const ColumnProblem& p, const Smem<S>& smem) {
-  produce(p, smem, [&](int k, int stage) {
-    const uint32_t full = smem.full + 8 * stage;
+  produce(p, smem.x_empty, p.x_stages, [&](int k, int stage) {
+    const uint32_t full = smem.x_full + 8 * stage;
     ptx::barrier_expect(full, S::kRunBlocks * smem.x_bytes);
 #pragma unroll
     for (int i = 0; i < S::kRunBlocks; ++i)
@@ -173,7 +180,7 @@ __device__ void produce_scales(const ColumnProblem& p, const Smem<S>& smem, cons
   w += weight_row(q, first_row + lane * kUnit) / q.b.block.rows * q.b.scale.cols;
   const int last = static_cast<int>(q.b.scale.cols) - 1;
   const bool has_high = p.token_rows > 32;
-  produce(p, smem, [&](int k, int stage) {
+  produce(p, smem.x_empty, p.x_stages, [&](int k, int stage) {
 #pragma unroll
     for (int i = 0; i < S::kRunBlocks; ++i) {
       const uint32_t to = smem.scales_at(stage, i) + lane * 4;
@@ -182,11 +189,16 @@ __device__ void produce_scales(const ColumnProblem& p, const Smem<S>& smem, cons
       if (has_high) ptx::copy4_async(to + 32 * 4, x_high + block);
       ptx::copy4_async(to + kTokens * 4, w + block);
     }
-    ptx::arrive_after_copies(smem.full + 8 * stage);
+    ptx::arrive_after_copies(smem.x_full + 8 * stage);
   });
 }
 
 // ---- The consumers ----
+
+// Of the rings.
+struct Stage {
+  int weight, x;
+};
 
 template <class S, class N, Scaling kScaling>
 struct Consumer {
@@ -200,14 +212,14 @@ struct Consumer {
 
   // sums (+)= a block of a stage.
   template <class Sums>
-  __device__ __forceinline__ void multiply_block(Sums& sums, int stage, int block, int adds) const {
-    const uint32_t x = smem.x_at(stage, block);
-    const uint32_t w = smem.w_at(stage, block) + row_group * S::kCols * kBlockK;
+  __device__ __forceinline__ void multiply_block(Sums& sums, const Stage& stage, int block, int adds) const {
+    const uint32_t x = smem.x_at(stage.x, block);
+    const uint32_t w = smem.w_at(stage.weight, block) + row_group * S::kCols * kBlockK;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       N::multiply(sums, ptx::swizzled_rows(x, step), ptx::swizzled_rows(w, step), step > 0 ? 1 : adds);
   }
-  __device__ __forceinline__ void multiply_stage(int stage) {
+  __device__ __forceinline__ void multiply_stage(const Stage& stage) {
     typename N::Sum sums[S::kSums];
     if constexpr (kScaling == Scaling::whole) {
       ptx::wgmma_fence();
@@ -224,7 +236,7 @@ struct Consumer {
         ptx::wgmma_fence();
         multiply_block(sums, stage, i, 0);
         ptx::wgmma_commit();
-        const uint32_t scales = smem.scales_at(stage, i), x = scales + (warp * 16 + lane / 4) * 4;
+        const uint32_t scales = smem.scales_at(stage.x, i), x = scales + (warp * 16 + lane / 4) * 4;
         const float of_tokens[2] = {ptx::load_shared_float(x), ptx::load_shared_float(x + 8 * 4)};
         ptx::wgmma_wait<0>();
         if (has_tokens) promote(sums, of_tokens, scales + (kTokens + row_group * S::kCols / kUnit) * 4);
@@ -245,40 +257,45 @@ struct Consumer {
     }
   }
   __device__ __forceinline__ void multiply() {
-    Cursor cursor;
+    Cursor cursor, x_cursor;
     const auto advance = [&](int count) {
-      for (int i = 0; i < count; ++i) cursor.advance(p.stages);
+      for (int i = 0; i < count; ++i) cursor.advance(p.stages), x_cursor.advance(p.x_stages);
     };
-    const auto give_back = [&](int stage) {
+    const auto give_back = [&](const Stage& stage) {
       __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(smem.empty + 8 * stage);
+      if (lane == 0) {
+        ptx::barrier_arrive(smem.empty + 8 * stage.weight);
+        ptx::barrier_arrive(smem.x_empty + 8 * stage.x);
+      }
     };
     advance(depth_group);
     if constexpr (kHasTotals) {
 #pragma unroll
       for (float& total : totals) total = 0.0f;
     }
-    int before = -1;
+    Stage before = {-1, -1};
 #pragma unroll 1
     for (int k = depth_group; k < p.k_stages; k += S::kDepthGroups, advance(S::kDepthGroups)) {
-      ptx::barrier_wait(smem.full + 8 * cursor.at, cursor.parity);
+      const Stage stage = {cursor.at, x_cursor.at};
+      ptx::barrier_wait(smem.x_full + 8 * stage.x, x_cursor.parity);
+      ptx::barrier_wait(smem.full + 8 * stage.weight, cursor.parity);
       if constexpr (kHasTotals) {
-        multiply_stage(cursor.at);
-        give_back(cursor.at);
+        multiply_stage(stage);
+        give_back(stage);
       } else {
         ptx::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < S::kRunBlocks; ++i)
-          multiply_block(totals, cursor.at, i, before < 0 && i == 0 ? 0 : 1);
+          multiply_block(totals, stage, i, before.x < 0 && i == 0 ? 0 : 1);
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
-        if (before >= 0) give_back(before);
-        before = cursor.at;
+        if (before.x >= 0) give_back(before);
+        before = stage;
       }
     }
     if constexpr (!kHasTotals) {
       ptx::wgmma_wait<0>();
-      if (before >= 0) return;
+      if (before.x >= 0) return;
 #pragma unroll
       for (int& total : totals) total = 0;  // there were fewer stages than depth groups
     }
@@ -340,16 +357,25 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   const int thread = static_cast<int>(threadIdx.x);
   ptx::allow_next_kernel();
   if (thread == 32) ptx::prefetch_map(p.w), ptx::prefetch_map(p.x);
-  if (thread < p.stages) {
-    ptx::barrier_init(smem.full + 8 * thread, kHasBlocks ? 34 : 2);
-    ptx::barrier_init(smem.empty + 8 * thread, S::kRowGroups * 4);
+  // A thread of each warp: lanes would do this one after the other.
+  if (thread % 32 == 0) {
+    for (int i = thread / 32; i < p.stages; i += S::kThreads / 32) {
+      ptx::barrier_init(smem.full + 8 * i, 1);
+      ptx::barrier_init(smem.empty + 8 * i, S::kRowGroups * 4);
+    }
+    for (int i = thread / 32; i < p.x_stages; i += S::kThreads / 32) {
+      ptx::barrier_init(smem.x_full + 8 * i, kHasBlocks ? 33 : 1);
+      ptx::barrier_init(smem.x_empty + 8 * i, S::kRowGroups * 4);
+    }
     ptx::barrier_init_fence();
   }
   __syncthreads();
-  ptx::wait_for_previous_kernel();  // which may have written any of what follows
 
   if (thread >= S::kConsumerThreads) {
     const int warp = (thread - S::kConsumerThreads) / 32, lane = thread % 32;
+    // A constant weight need not wait; but no thread ends before the kernel before does.
+    const bool waits_later = warp == 0 && p.is_weight_constant;
+    if (!waits_later) ptx::wait_for_previous_kernel();
     if (warp == 0 && lane == 0) produce_weight(p, smem, share);
     if (warp == 1 && lane == 0) produce_x(p, smem);
     if (warp == 2 && kHasBlocks) produce_scales(p, smem, share, lane);
@@ -359,8 +385,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
                         int64_t{share.first} * (p.has_gate ? 2 : 1) * kUnit, 0, lane);
       ptx::named_barrier_arrive(kFactorsBarrier, S::kConsumerThreads + 32);
     }
+    if (waits_later) {
+      __syncwarp();
+      ptx::wait_for_previous_kernel();
+    }
     return;
   }
+  ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
   const int group = thread / 128, warp = thread / 32 % 4;
   Consumer<S, N, kScaling> consumer = {p,    smem,        group % S::kRowGroups,    group / S::kRowGroups,
                                        warp, thread % 32, warp * 16 < p.token_rows, {}};

@@ -36,6 +36,7 @@ Requirements accepts(const Product& p) {
   if (p.b.format != QF_INT4) return Requirements().require(false, "the weight is not INT4");
   return accepts_int4(p)
       .require(!is_whole(p.b, p.k) || p.k < 1 << 17, "sums over k do not fit int32")
+      .require(p.m > kTokens / 2, "half and more of a tile's tokens would be none")
       .require(has_many_tiles(p), "tiles of 256 x 256 of y leave about half of the GPU without work");
 }
 

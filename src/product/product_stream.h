@@ -63,11 +63,12 @@ struct Shape {
   static constexpr bool kTradesRegisters = kTokens == 128;
   static constexpr int kRowBytes = 128, kWeightBytes = kRows * kRowBytes;
   static constexpr int kXBytes = kTokens * kBlockK;  // of a block of k
-  static constexpr int kStageBytes = kWeightBytes + kRunBlocks * kXBytes;
+  static constexpr int kXStageBytes = kRunBlocks * kXBytes;
   static constexpr int kRowScales =
       (kRows + 127) / 128 * 2;  // of a stage: of 128 rows, or of their gate and up rows
-  static constexpr int kScaleBytes =
-      kRunBlocks == 1 ? kTokens * 4 + (kRowScales * 4 + 15) / 16 * 16 : kRunBlocks * kRows * 4;
+  // Scales of blocks come with x, those of INT4's rows and groups with the weight.
+  static constexpr int kXScaleBytes = kRunBlocks == 1 ? kTokens * 4 + (kRowScales * 4 + 15) / 16 * 16 : 0;
+  static constexpr int kWeightScaleBytes = kRunBlocks == 1 ? 0 : kRunBlocks * kRows * 4;
   static constexpr int kBandBytes = kTokens * kTokenBytes;
   // What the blocks of a cluster send each other has a place of its own, so that they need not agree on when
   // the ring is free; but of 128 tokens it is too much for that.
@@ -77,9 +78,17 @@ struct Shape {
   static constexpr int kInboxBytes = (kMaxSplits - 1) * (kBands / kMaxSplits) * kBandBytes;
   static constexpr int kBudget =
       228 * 1024 / kBlocksPerSm - 1024;  // a block takes 1 KB more than it asks for
-  static constexpr int kStages =
-      (kBudget - Factors<kRows, kTokens>::kBytes - (kHasOwnInbox ? kInboxBytes + 128 : 0) - 8) /
-      (kStageBytes + kScaleBytes + 3 * 8);
+  static constexpr int kForRings =
+      kBudget - Factors<kRows, kTokens>::kBytes - (kHasOwnInbox ? kInboxBytes + 128 : 0) - 8;
+  static constexpr int kXStageAll = kXStageBytes + kXScaleBytes + 3 * 8,
+                       kWeightStageAll = kWeightBytes + kWeightScaleBytes + 2 * 8;
+  // Of x as many stages as of the weight; but blocks that stand beside those of the kernel before have little
+  // room, and while they wait for that one only the weight can fill it.
+  static constexpr int kEven = kForRings / (kXStageAll + kWeightStageAll);
+  static constexpr int kXStages = kBlocksPerSm == 1               ? kEven
+                                  : kXStageBytes * 8 <= 32 * 1024 ? 8
+                                                                  : 32 * 1024 / kXStageBytes;
+  static constexpr int kStages = (kForRings - kXStages * kXStageAll) / kWeightStageAll;
 };
 
 // What the kernel is given. What it begins with is in one line of the cache of constants: to fetch another
@@ -90,6 +99,8 @@ struct alignas(64) StreamProblem {
   int32_t in_flight;   // stages of the weight under way at most, of kStages
   bool has_gate, is_read_once;
   bool is_plain;
+  bool is_weight_constant;  // it may be read before the kernel before has ended
+  int32_t lead;  // stages of the weight from the end on which the next kernel is let in; 0: at once
   CUtensorMap x, w;
   Product product;
   int64_t x_stride;  // of the scales, from token to token
@@ -101,36 +112,44 @@ struct Tile {
   int row_block, token_block;
 };
 
-// ---- Shared memory: ring, scales of stages; later bands[, inbox] | [inbox] | factors | barriers ----
+// ---- Shared memory: rings, scales of stages; later bands[, inbox] | [inbox] | factors | barriers ----
 
 template <class S>
 struct Smem {
-  static constexpr int kRingBytes = S::kStages * (S::kStageBytes + S::kScaleBytes);
+  static constexpr int kXRing = S::kStages * S::kWeightBytes,
+                       kXScales = kXRing + S::kXStages * S::kXStageBytes,
+                       kWeightScales = kXScales + S::kXStages * S::kXScaleBytes,
+                       kRingBytes = kWeightScales + S::kStages * S::kWeightScaleBytes;
   static constexpr int kBandBytes = S::kBands * S::kBandBytes + (S::kHasOwnInbox ? 0 : S::kInboxBytes);
   static constexpr int kAfterRing = kRingBytes > kBandBytes ? kRingBytes : kBandBytes;
   static constexpr int kInbox = S::kHasOwnInbox ? (kAfterRing + 127) / 128 * 128 : S::kBands * S::kBandBytes;
   static constexpr int kFactors = S::kHasOwnInbox ? kInbox + S::kInboxBytes : kAfterRing;
   static constexpr int kFull = kFactors + Factors<S::kRows, S::kTokens>::kBytes;
-  static constexpr int kBytes = kFull + (3 * S::kStages + 1) * 8;
+  static constexpr int kBytes = kFull + (2 * S::kStages + 3 * S::kXStages + 1) * 8;
   static_assert(kBytes <= S::kBudget);
+  static_assert(S::kStages >= 2 && S::kXStages >= 2);
 
-  uint32_t ring, inbox, scales, full, empty, unsorted, arrived;
+  uint32_t ring, inbox, full, empty, x_full, x_empty, unsorted, arrived;
   Factors<S::kRows, S::kTokens> factors;
   __device__ explicit Smem(const char* shared) {
     ring = ptx::shared_address(shared);
     inbox = ring + kInbox;
     factors = {ring + kFactors};
-    scales = ring + S::kStages * S::kStageBytes;
     full = ring + kFull;
     empty = full + 8 * S::kStages;
-    unsorted = empty + 8 * S::kStages;
-    arrived = unsorted + 8 * S::kStages;
+    x_full = empty + 8 * S::kStages;
+    x_empty = x_full + 8 * S::kXStages;
+    unsorted = x_empty + 8 * S::kXStages;
+    arrived = unsorted + 8 * S::kXStages;
   }
-  __device__ uint32_t weight_at(int stage) const { return ring + stage * S::kStageBytes; }
+  __device__ uint32_t weight_at(int stage) const { return ring + stage * S::kWeightBytes; }
   __device__ uint32_t x_at(int stage, int block = 0) const {
-    return weight_at(stage) + S::kWeightBytes + block * S::kXBytes;
+    return ring + kXRing + stage * S::kXStageBytes + block * S::kXBytes;
   }
-  __device__ uint32_t scales_at(int stage) const { return scales + stage * S::kScaleBytes; }
+  __device__ uint32_t x_scales_at(int stage) const { return ring + kXScales + stage * S::kXScaleBytes; }
+  __device__ uint32_t weight_scales_at(int stage) const {
+    return ring + kWeightScales + stage * S::kWeightScaleBytes;
+  }
   __device__ uint32_t band(int index) const { return ring + index * S::kBandBytes; }
 };
 
@@ -151,12 +170,12 @@ struct Share {
 
 // ---- The copies: a thread each for the weight and for x, a warp for scales ----
 
-// copy(k, stage) for all blocks of k, once the stage is free.
+// copy(k, stage) for all blocks of k, once the stage is free of `stages` whose barriers these are.
 template <class S, class Copy>
-__device__ void produce(const Smem<S>& smem, const Share<S>& share, const Copy& copy) {
+__device__ void produce(uint32_t empty, int stages, const Share<S>& share, const Copy& copy) {
   Cursor cursor;
-  for (int k = share.first_k; k < share.end_k; ++k, cursor.advance(S::kStages)) {
-    ptx::barrier_wait(smem.empty + 8 * cursor.at, cursor.parity ^ 1);
+  for (int k = share.first_k; k < share.end_k; ++k, cursor.advance(stages)) {
+    ptx::barrier_wait(empty + 8 * cursor.at, cursor.parity ^ 1);
     copy(k, cursor.at);
   }
 }
@@ -168,7 +187,8 @@ __device__ void produce_weight(const StreamProblem& p, const Smem<S>& smem, cons
   const int plain_row = p.has_gate ? 0 : row, gated_row = p.has_gate ? row / kBandRows : 0;
   const uint64_t policy = p.is_read_once ? ptx::evict_first_policy() : ptx::evict_normal_policy();
   Cursor landed;
-  produce(smem, share, [&](int k, int stage) {
+  const int allow_at = p.lead == 0 ? -1 : max(share.end_k - p.lead, share.first_k);
+  produce(smem.empty, S::kStages, share, [&](int k, int stage) {
     if (k - share.first_k >= p.in_flight) {
       ptx::barrier_wait(smem.full + 8 * landed.at, landed.parity);
       landed.advance(S::kStages);
@@ -176,14 +196,15 @@ __device__ void produce_weight(const StreamProblem& p, const Smem<S>& smem, cons
     const uint32_t full = smem.full + 8 * stage;
     ptx::barrier_expect(full, S::kWeightBytes);
     ptx::box_copy(smem.weight_at(stage), p.w, k * S::kRowBytes, plain_row, 0, gated_row, full, policy);
+    if (k == allow_at) ptx::allow_next_kernel();
   });
 }
 
 template <class S>
 __device__ void produce_x(const StreamProblem& p, const Smem<S>& smem, const Share<S>& share,
                           const Tile& tile) {
-  produce(smem, share, [&](int k, int stage) {
-    const uint32_t full = (S::kSorters > 0 ? smem.unsorted : smem.full) + 8 * stage;
+  produce(smem.x_empty, S::kXStages, share, [&](int k, int stage) {
+    const uint32_t full = (S::kSorters > 0 ? smem.unsorted : smem.x_full) + 8 * stage;
     ptx::barrier_expect(full, S::kRunBlocks * S::kXBytes);
 #pragma unroll
     for (int i = 0; i < S::kRunBlocks; ++i) {
@@ -202,7 +223,7 @@ __device__ void sort_x(const Smem<S>& smem, const Share<S>& share, int warp, int
   const int row = warp * 32 + lane, token = row % S::kTokens, block = row / S::kTokens;
   Cursor cursor;
 #pragma unroll 1
-  for (int k = share.first_k; k < share.end_k; ++k, cursor.advance(S::kStages)) {
+  for (int k = share.first_k; k < share.end_k; ++k, cursor.advance(S::kXStages)) {
     ptx::barrier_wait(smem.unsorted + 8 * cursor.at, cursor.parity);
     const uint32_t at = smem.x_at(cursor.at, block) + token * kBlockK;
     uint4 pieces[8];
@@ -222,7 +243,7 @@ __device__ void sort_x(const Smem<S>& smem, const Share<S>& share, int warp, int
     }
     ptx::copy_fence();  // wgmma reads as the copies do
     __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(smem.full + 8 * cursor.at);
+    if (lane == 0) ptx::barrier_arrive(smem.x_full + 8 * cursor.at);
   }
 }
 
@@ -237,13 +258,13 @@ __device__ void produce_scales(const StreamProblem& p, const Smem<S>& smem, cons
   int64_t row = int64_t{tile.row_block} * S::kRows + lane / 2 * 128;
   if (q.has_gate) row = min(row / 2, q.n_out - 1) + lane % 2 * q.n_out;
   w += min(row, q.n - 1) / q.b.block.rows * q.b.scale.cols;
-  produce(smem, share, [&](int k, int stage) {
-    const uint32_t to = smem.scales_at(stage);
+  produce(smem.x_empty, S::kXStages, share, [&](int k, int stage) {
+    const uint32_t to = smem.x_scales_at(stage);
 #pragma unroll
     for (int i = lane; i < S::kTokens; i += 32)
       ptx::copy4_async(to + i * 4, x + min(first_token + i, q.m - 1) * p.x_stride + k);
     if (lane < S::kRowScales) ptx::copy4_async(to + (S::kTokens + lane) * 4, w + k);
-    ptx::arrive_after_copies(smem.full + 8 * stage);
+    ptx::arrive_after_copies(smem.x_full + 8 * stage);
   });
 }
 
@@ -258,13 +279,14 @@ __device__ void produce_row_scales(const StreamProblem& p, const Smem<S>& smem, 
   for (int i = 0; i < kRowsOfLane; ++i)
     from[i] =
         scale.row<const float>(weight_row(p.product, int64_t{tile.row_block} * S::kRows + i * 32 + lane));
-  produce(smem, share, [&](int k, int stage) {
+  produce(smem.empty, S::kStages, share, [&](int k, int stage) {
 #pragma unroll
     for (int block = 0; block < S::kRunBlocks; ++block) {
       const int64_t group = min(int64_t{k} * S::kRunBlocks + block, scale.cols - 1);
 #pragma unroll
       for (int i = 0; i < kRowsOfLane; ++i)
-        ptx::copy4_async(smem.scales_at(stage) + (block * S::kRows + i * 32 + lane) * 4, from[i] + group);
+        ptx::copy4_async(smem.weight_scales_at(stage) + (block * S::kRows + i * 32 + lane) * 4,
+                         from[i] + group);
     }
     ptx::arrive_after_copies(smem.full + 8 * stage);
   });
@@ -280,6 +302,11 @@ __device__ __forceinline__ uint32_t int4_to_bytes(uint32_t codes) {
   return __byte_perm(codes, codes << 4, 0x1504) & kHighNibbles;
 }
 
+// Of the rings.
+struct Stage {
+  int weight, x;
+};
+
 template <class S, class N, Scaling kScaling>
 struct Consumer {
   static constexpr bool kHasTotals = kPromotes<N, kScaling>;
@@ -288,26 +315,30 @@ struct Consumer {
   static constexpr int kBatch = S::kTokens <= 64 ? S::kStrips : 1;
   const Smem<S>& smem;
   int group, warp, lane;  // the warpgroup, its warp, and the warp's lane
-  Cursor cursor;
+  Cursor cursor, x_cursor;
   Total totals[S::kStrips][S::kSums];
 
-  __device__ int take() {
+  __device__ Stage take() {
+    ptx::barrier_wait(smem.x_full + 8 * x_cursor.at, x_cursor.parity);
     ptx::barrier_wait(smem.full + 8 * cursor.at, cursor.parity);
-    const int stage = cursor.at;
-    cursor.advance(S::kStages);
+    const Stage stage = {cursor.at, x_cursor.at};
+    cursor.advance(S::kStages), x_cursor.advance(S::kXStages);
     return stage;
   }
-  __device__ void give_back(int stage) const {
+  __device__ void give_back(const Stage& stage) const {
     __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(smem.empty + 8 * stage);
+    if (lane == 0) {
+      ptx::barrier_arrive(smem.empty + 8 * stage.weight);
+      ptx::barrier_arrive(smem.x_empty + 8 * stage.x);
+    }
   }
   // sums (+)= the stage's 128 columns of a strip, times x.
   template <class Sums>
-  __device__ __forceinline__ void multiply_strip(Sums& sums, int stage, int strip, int adds) const {
-    const uint32_t w = smem.weight_at(stage) + (strip * S::kGroups + group) * kStripRows * kBlockK;
+  __device__ __forceinline__ void multiply_strip(Sums& sums, const Stage& stage, int strip, int adds) const {
+    const uint32_t w = smem.weight_at(stage.weight) + (strip * S::kGroups + group) * kStripRows * kBlockK;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      N::multiply(sums, ptx::swizzled_rows(w, step), ptx::swizzled_rows(smem.x_at(stage), step),
+      N::multiply(sums, ptx::swizzled_rows(w, step), ptx::swizzled_rows(smem.x_at(stage.x), step),
                   step > 0 ? 1 : adds);
     }
   }
@@ -318,10 +349,10 @@ struct Consumer {
     else multiply_exactly(count);
   }
   __device__ __forceinline__ void multiply_exactly(int count) {
-    int before = 0;
+    Stage before = {};
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
-      const int stage = take();
+      const Stage stage = take();
       ptx::wgmma_fence();
 #pragma unroll
       for (int strip = 0; strip < S::kStrips; ++strip) multiply_strip(totals[strip], stage, strip, k);
@@ -336,7 +367,7 @@ struct Consumer {
     clear_totals();
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
-      const int stage = take();
+      const Stage stage = take();
 #pragma unroll
       for (int first = 0; first < S::kStrips; first += kBatch) {
         typename N::Sum sums[kBatch][S::kSums];
@@ -358,7 +389,7 @@ struct Consumer {
     static_assert(kTurns % 2 == 0);
     uint32_t codes[2][kSteps][4];
     clear_totals();
-    int stage = take(), next = stage;
+    Stage stage = take(), next = stage;
     decode(stage, 0, codes[0]);
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
@@ -369,14 +400,15 @@ struct Consumer {
         ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-          N::multiply(sums, codes[turn % 2][step], ptx::swizzled_rows(smem.x_at(stage, block), step), step);
+          N::multiply(sums, codes[turn % 2][step], ptx::swizzled_rows(smem.x_at(stage.x, block), step), step);
         ptx::wgmma_commit();
         if (turn + 1 == kTurns && k + 1 < count) next = take();
         // The very last time this decodes what nobody needs.
         decode(turn + 1 < kTurns ? stage : next, (turn + 1) % kTurns, codes[(turn + 1) % 2]);
         float scale[2] = {1.0f, 1.0f};
         if constexpr (kScaling == Scaling::blocks) {
-          const uint32_t from = smem.scales_at(stage) + (block * S::kRows + first_row(strip)) * 4;
+          const uint32_t from =
+              smem.weight_scales_at(stage.weight) + (block * S::kRows + first_row(strip)) * 4;
           scale[0] = ptx::load_shared_float(from), scale[1] = ptx::load_shared_float(from + 32);
         }
         ptx::wgmma_wait<0>();
@@ -394,9 +426,9 @@ struct Consumer {
   __device__ int first_row(int strip) const {
     return (strip * S::kGroups + group) * kStripRows + warp * kBandRows + lane / 4;
   }
-  __device__ __forceinline__ void decode(int stage, int turn, uint32_t (&codes)[kSteps][4]) const {
+  __device__ __forceinline__ void decode(const Stage& stage, int turn, uint32_t (&codes)[kSteps][4]) const {
     const int block = turn / S::kStrips, strip = turn % S::kStrips;
-    const uint32_t row = smem.weight_at(stage) + first_row(strip) * S::kRowBytes;
+    const uint32_t row = smem.weight_at(stage.weight) + first_row(strip) * S::kRowBytes;
     // Pieces of 16 bytes are where the copy swizzled them.
     const auto piece = [&](int i) { return row + (((block * kSteps + i) ^ (lane / 4)) << 4); };
     if constexpr (S::kSorters > 0) {
@@ -428,14 +460,15 @@ struct Consumer {
 #pragma unroll
       for (float& total : of_strip) total = 0.0f;
   }
-  __device__ __forceinline__ void promote(const typename N::Sum (&sums)[S::kSums], int stage, int strip) {
+  __device__ __forceinline__ void promote(const typename N::Sum (&sums)[S::kSums], const Stage& stage,
+                                          int strip) {
     float(&to)[S::kSums] = totals[strip];
     if constexpr (kScaling == Scaling::whole) {
 #pragma unroll
       for (int i = 0; i < S::kSums; ++i) to[i] += sums[i];
     } else {
-      const uint32_t x = smem.scales_at(stage) + lane % 4 * 8,
-                     w = smem.scales_at(stage) + S::kTokens * 4 + strip * S::kGroups / 2 * 8;
+      const uint32_t scales = smem.x_scales_at(stage.x), x = scales + lane % 4 * 8,
+                     w = scales + S::kTokens * 4 + strip * S::kGroups / 2 * 8;
       const float2 of_rows = ptx::load_shared_float2(w);
 #pragma unroll
       for (int i = 0; i < S::kSums; i += 4) {
@@ -543,15 +576,20 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   const Share<S> share(p);
   const int thread = static_cast<int>(threadIdx.x);
   const bool is_split = p.split_bits > 0;
-  ptx::allow_next_kernel();
+  if (p.lead == 0) ptx::allow_next_kernel();
   if (thread == 32) ptx::prefetch_map(p.w), ptx::prefetch_map(p.x);
-  if (thread < 32) {
-    for (int i = thread; i < S::kStages; i += 32) {
-      constexpr int kOfX = S::kSorters > 0 ? S::kSorters : 1,
-                    kOfScales = kScaling == Scaling::blocks ? 32 : 0;
-      ptx::barrier_init(smem.full + 8 * i, 1 + kOfX + kOfScales);
-      ptx::barrier_init(smem.unsorted + 8 * i, 1);
+  // A thread of each warp: lanes would do this one after the other.
+  if (thread % 32 == 0) {
+    constexpr int kOfBlocks = kScaling == Scaling::blocks ? 32 : 0;  // lanes that copy scales
+    for (int i = thread / 32; i < S::kStages; i += S::kThreads / 32) {
+      ptx::barrier_init(smem.full + 8 * i, 1 + (N::kDecodes ? kOfBlocks : 0));
       ptx::barrier_init(smem.empty + 8 * i, S::kGroups * 4);
+    }
+    for (int i = thread / 32; i < S::kXStages; i += S::kThreads / 32) {
+      ptx::barrier_init(smem.unsorted + 8 * i, 1);
+      ptx::barrier_init(smem.x_full + 8 * i,
+                        (S::kSorters > 0 ? S::kSorters : 1) + (N::kDecodes ? 0 : kOfBlocks));
+      ptx::barrier_init(smem.x_empty + 8 * i, S::kGroups * 4);
     }
     if (thread == 0) ptx::barrier_init(smem.arrived, 1);
     ptx::barrier_init_fence();
@@ -559,11 +597,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   }
   __syncthreads();
   if (is_split && S::kHasOwnInbox) ptx::cluster_arrive_relaxed();
-  ptx::wait_for_previous_kernel();  // which may have written any of what follows
 
   if (thread >= S::kConsumerThreads) {
     if constexpr (S::kTradesRegisters) ptx::release_registers<72>();
     const int warp = (thread - S::kConsumerThreads) / 32, lane = thread % 32;
+    // What a constant weight brings need not wait; but no thread ends before the kernel before does.
+    const bool is_of_weight = warp == 0 || (warp == 2 && N::kDecodes);
+    const bool waits_later = is_of_weight && p.is_weight_constant;
+    if (!waits_later) ptx::wait_for_previous_kernel();
     if (warp == 0 && lane == 0) produce_weight(p, smem, share, tile);
     if (warp == 1 && lane == 0) produce_x(p, smem, share, tile);
     if (warp == 2 && kScaling == Scaling::blocks) {
@@ -578,10 +619,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
       ptx::named_barrier_arrive(kFactorsBarrier, S::kConsumerThreads + 32);
     }
     if (warp >= 4) sort_x(smem, share, warp - 4, lane);
+    if (waits_later) {
+      __syncwarp();
+      ptx::wait_for_previous_kernel();
+    }
     return;
   }
+  ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
   if constexpr (S::kTradesRegisters) ptx::claim_registers<216>();
-  Consumer<S, N, kScaling> consumer = {smem, thread / 128, thread / 32 % 4, thread % 32, {}, {}};
+  Consumer<S, N, kScaling> consumer = {smem, thread / 128, thread / 32 % 4, thread % 32, {}, {}, {}};
   consumer.multiply(share.end_k - share.first_k);
   ptx::named_barrier_sync(kFactorsBarrier, S::kConsumerThreads + 32);  // also of the consumers, with the ring
   if (is_split) {

@@ -36,27 +36,34 @@ int32_t choose_in_flight(int64_t bytes_of_sm, int64_t stage_bytes, int64_t stage
 // ---- product_stream.h ----
 
 // run(Shape): as few tokens as hold all, and as few rows as leave no SM without a block. Otherwise more rows:
-// larger boxes come faster, and x is fetched less often.
+// larger boxes come faster, and x is fetched less often. Two blocks to an SM where there is room for them:
+// then those of the next kernel stand beside ours, and fill their rings with a constant weight.
 template <class Run>
 void with_shape(const Product& p, const Run& run) {
   const int64_t rows_of_sm = ceil_div(p.n, num_sms(p));
   if (p.b.format == QF_INT4) {
-    // To decode takes registers: one block to an SM.
-    const auto of_rows = [&]<int kGroups, int kStrips>() {
-      if (p.m <= 16) run(Shape<16, kGroups, kStrips, 1, 2>{});
-      else if (p.m <= 32) run(Shape<32, kGroups, kStrips, 1, 2>{});
-      else if (p.m <= 64) run(Shape<64, kGroups, 1, 1, 2>{});
-      else run(Shape<128, 2, 1, 1, 2>{});
-    };
-    if (rows_of_sm <= 32) of_rows.template operator()<1, 1>();
-    else if (rows_of_sm <= 128) of_rows.template operator()<2, 1>();
-    else of_rows.template operator()<2, 2>();
-  } else if (p.m <= 16) {
-    run(Shape<16, 1, 1, 2>{});
+    // To decode takes registers.
+    const bool has_pairs = p.is_b_constant && rows_of_sm <= 256;
+    if (p.m > 64) run(Shape<128, 2, 1, 1, 2>{});
+    else if (p.m > 32 && rows_of_sm <= 32) run(Shape<64, 1, 1, 1, 2>{});
+    else if (p.m > 32) run(Shape<64, 2, 1, 1, 2>{});
+    else if (p.m > 16 && rows_of_sm <= 32) run(Shape<32, 1, 1, 2, 2>{});
+    else if (p.m > 16 && rows_of_sm <= 128) run(Shape<32, 2, 1, 1, 2>{});
+    else if (p.m > 16) run(Shape<32, 2, 2, 1, 2>{});
+    else if (rows_of_sm <= 32) run(Shape<16, 1, 1, 2, 2>{});
+    else if (rows_of_sm <= 128) run(Shape<16, 2, 1, 1, 2>{});
+    else if (has_pairs) run(Shape<16, 2, 1, 2, 2>{});
+    else run(Shape<16, 2, 2, 1, 2>{});
   } else if (p.m <= 32) {
-    run(Shape<32, 1, 1, 2>{});
+    choose_bool(p.m <= 16, [&](auto is_few) {
+      constexpr int kTokens = is_few.value ? 16 : 32;
+      if (rows_of_sm <= 128) run(Shape<kTokens, 1, 1, 2>{});
+      else run(Shape<kTokens, 2, 1, 2>{});
+    });
   } else if (p.m <= 64) {
-    run(Shape<64, 1, 1, 1>{});
+    if (rows_of_sm <= 32) run(Shape<64, 1, 1, 2>{});
+    else if (rows_of_sm <= 64) run(Shape<64, 2, 1, 1>{});
+    else run(Shape<64, 2, 2, 1>{});
   } else {
     choose_bool(rows_of_sm <= 64, [&](auto has_few_rows) {
       constexpr int kStrips = has_few_rows.value ? 1 : 2;
@@ -77,6 +84,17 @@ int32_t choose_split_bits(const Product& p, int64_t tiles, int64_t k_stages) {
   return bits;
 }
 
+// When the next kernel is let in. Its blocks take some 3 us until their rings are full: those that come
+// earlier take the bandwidth from ours, and if some of ours have ended by then, one SM gets two of them and
+// another none. With 8, 16, 24 and 32 stages 4096 x 14336 of E4M3 took 15.7, 15.0, 17.0 and 17.6 us (two
+// blocks a tile), 8192 x 28672 77, 61, 57 and 58 (one).
+template <class S>
+int32_t choose_lead(const Product& p, bool is_split) {
+  if (S::kBlocksPerSm == 1 || (!is_split && !p.is_b_constant)) return 0;
+  if (!p.is_b_constant || S::kTokens > 32 || S::kRunBlocks == 2) return 8;
+  return is_split ? 16 : 24;
+}
+
 template <class S>
 void launch_shape(const Product& p, float* staged, const Launch& launch) {
   StreamProblem problem = {};
@@ -85,13 +103,15 @@ void launch_shape(const Product& p, float* staged, const Launch& launch) {
   const int64_t tiles = ceil_div(p.n, S::kRows) * problem.token_blocks;
   problem.split_bits = choose_split_bits<S>(p, tiles, problem.k_stages);
   const int64_t blocks = tiles << problem.split_bits;
-  const int64_t blocks_of_sm = std::min(ceil_div(blocks, num_sms(p)), int64_t{S::kBlocksPerSm});
-  const int64_t bytes_of_sm = (p.b.format == QF_INT4 ? 24 : 48) * 1024;
+  const int64_t bytes_of_all = num_sms(p) * (p.b.format == QF_INT4 ? 24 : 48) * 1024;
+  const int64_t at_once = std::clamp(blocks, num_sms(p), num_sms(p) * S::kBlocksPerSm);
   problem.in_flight = S::kTokens > 64  // x is the most of it
                           ? S::kStages
-                          : choose_in_flight(bytes_of_sm / blocks_of_sm, S::kWeightBytes, S::kStages);
+                          : choose_in_flight(bytes_of_all / at_once, S::kWeightBytes, S::kStages);
   problem.has_gate = p.has_gate, problem.is_read_once = problem.token_blocks == 1;
   problem.is_plain = is_plain(p, staged != nullptr);
+  problem.is_weight_constant = p.is_b_constant;
+  problem.lead = choose_lead<S>(p, problem.split_bits > 0);
   problem.x = row_boxes(p.a.codes, S::kTokens), problem.w = weight_boxes(p, S::kRows);
   problem.product = p, problem.product.bias = {}, problem.bias = p.bias;
   problem.x_stride = token_scale_stride(p);
@@ -112,8 +132,14 @@ void launch_shape(const Product& p, float* staged, const Launch& launch) {
 
 int64_t unit_rows(const Product& p) { return p.has_gate ? 2 * kUnit : kUnit; }
 
-// Every block reads x: for few rows that would be too much.
-bool takes_columns(const Product& p) { return p.b.format != QF_INT4 && p.m <= 64 && p.n > 32 * num_sms(p); }
+// Every block reads x: for few rows that would be too much. Where there are nearly 64 rows to an SM, or all
+// of a constant weight's tiles fit the GPU at once, product_stream.h is quicker.
+bool takes_columns(const Product& p) {
+  const int64_t rows_of_sm = ceil_div(p.n, num_sms(p));
+  if (p.b.format == QF_INT4 || p.m > 64 || rows_of_sm <= 32) return false;
+  if (rows_of_sm <= 64) return rows_of_sm <= 48;
+  return !p.is_b_constant || rows_of_sm > 256 || (p.m > 32 && rows_of_sm <= 192);
+}
 
 // run(Shape): so many rows that each SM has one block, or as many as there can be.
 template <class Run>
@@ -121,8 +147,7 @@ void with_column_shape(const Product& p, const Run& run) {
   using product_columns::Shape;
   const int64_t rows = ceil_div(ceil_div(p.n, unit_rows(p)), num_sms(p)) * unit_rows(p);
   if (rows > 128) run(Shape<128, 2, 1, 1, 1>{});
-  else if (rows > 64) run(Shape<64, 2, 2, 1, 2>{});
-  else if (rows > 48) run(Shape<64, 1, 2, 1, 2>{});
+  else if (rows > 48) run(Shape<64, 2, 2, 1, 2>{});
   else if (p.m > 32) run(Shape<48, 1, 2, 2, 1>{});
   else run(Shape<48, 1, 2, 2, 2>{});
 }
@@ -139,15 +164,22 @@ void launch_columns(const Product& p, float* staged, const Launch& launch) {
   problem.token_rows = static_cast<int32_t>(ceil_div(p.m, 8) * 8);
   problem.k_stages = static_cast<int32_t>(ceil_div(p.k, kBlockK * S::kRunBlocks));
   const bool has_blocks = !is_whole(p);
-  problem.stages = std::min(problem.k_stages, product_columns::kMaxStages);
-  while (Smem::bytes(problem, problem.stages, has_blocks) > S::kBudget) --problem.stages;
+  // Blocks that share an SM have little room: with many tokens x needs it, and a weight that comes early
+  // would only be in its way.
+  constexpr bool kIsAlone = S::kBlocksPerSm == 1;
+  problem.is_weight_constant = p.is_b_constant && (kIsAlone || p.m <= 32);
+  const int32_t x_stages = problem.is_weight_constant ? 4 : 6;
+  for (problem.stages = product_columns::kMaxStages;; problem.stages -= S::kDepthGroups) {
+    problem.x_stages = kIsAlone ? problem.stages : x_stages;
+    if (Smem::bytes(problem, has_blocks) <= S::kBudget) break;
+  }
   problem.in_flight = choose_in_flight(48 * 1024, S::kRunBlocks * problem.w_rows * kBlockK, problem.stages);
   problem.has_gate = p.has_gate, problem.is_plain = is_plain(p, staged != nullptr);
   problem.x = row_boxes(p.a.codes, problem.token_rows), problem.w = weight_boxes(p, problem.w_rows);
   problem.product = p, problem.product.bias = {}, problem.bias = p.bias;
   problem.x_stride = token_scale_stride(p);
   const LaunchShape shape = {dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
-                             static_cast<size_t>(Smem::bytes(problem, problem.stages, has_blocks)),
+                             static_cast<size_t>(Smem::bytes(problem, has_blocks)),
                              /*overlap_previous=*/true};
   with_scaling(p, [&](auto scaling) {
     choose_value<QF_INT8, QF_FP8_E4M3>(p.a.format, [&](auto format) {

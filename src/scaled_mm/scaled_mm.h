@@ -20,6 +20,7 @@ struct Problem {
   Matrix c;  // [m, n] i32 | f32 | f16 | bf16
   qf_format a_format, b_format;
   qf_order b_order;
+  bool is_b_constant;         // b and b_scale may be read before the work ahead on the stream has ended
   Matrix a_scale, b_scale;    // f32, compact; absent: 1
   qf_block a_block, b_block;  // resolved; the whole matrix where there is no scale
   Vector a_zero, b_zero;      // i32: one, or one for each row of a and column of c; absent: 0
