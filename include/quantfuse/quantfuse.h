@@ -283,7 +283,7 @@ typedef struct qf_weight {
   int32_t is_gated;       /* 1: rows [0, n/2) are the gate and [n/2, n) the up projection: y = act(gate) *
                               up */
   int32_t is_constant; /* 1: no work that is still under way on the stream writes codes or scale: kernels may
-                              read them before it has ended, as they always do a packed weight */
+                              read them before it has ended. A weight with a packed form counts as such. */
   const qf_tensor* packed; /* u8 [bytes], 64-byte aligned, from qf_weight_pack; optional */
   const qf_tensor* offset; /* f32, shape of scale: what GGUF calls a minimum; optional, integer formats */
 } qf_weight;

@@ -46,8 +46,8 @@ __global__ void check_values(const __grid_constant__ Weight w, Findings* finding
   }
 }
 
-// k_map[i]: the column that is the i-th once they are sorted by group, those of a group in their order. A warp
-// for each group, which is to be as large as without g_idx.
+// k_map[i]: the column that is the i-th once they are sorted by group, those of a group in their order. A
+// warp for each group, which is to be as large as without g_idx.
 __global__ void sort_columns(const __grid_constant__ Weight w, int32_t* k_map, Findings* findings) {
   const int64_t group = blockIdx.x, begin = group * w.block.cols, end = min(begin + w.block.cols, w.k);
   int64_t next = begin;

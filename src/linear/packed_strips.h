@@ -19,9 +19,9 @@
 //            code + 8.
 //   8 bits   [4][lane 0..31][2 steps][row g, row g + 8]: a word has columns 2q, 2q + 8, 2q + 1, 2q + 9.
 //
-// A weight with g_idx (act-order) has its columns sorted by group, and behind the strips the column of w, and so
-// of x, that each of them is: [k] i32, and one more that makes the size tell. linear_gather_first_sm75 brings x
-// into that order.
+// A weight with g_idx (act-order) has its columns sorted by group, and behind the strips the column of w, and
+// so of x, that each of them is: [k] i32, and one more that makes the size tell. linear_gather_first_sm75
+// brings x into that order.
 //
 // Scales are float32 whatever they were. Groups of more than 128 columns repeat theirs in every tile. Rows
 // and columns beyond the matrix have scale 0 and codes of value 0.

@@ -24,7 +24,8 @@ Weight parse_weight(Arguments& arg, const qf_weight& a, std::initializer_list<qf
   arg.require(a.n >= 0 && a.k >= 0, "weight.n or weight.k is negative");
   w.format = a.format;
   w.n = a.n, w.k = a.k;
-  w.is_gated = a.is_gated != 0, w.is_constant = a.is_constant != 0;
+  w.is_gated = a.is_gated != 0;
+  w.is_constant = a.is_constant != 0 || a.packed;  // packing waited for all that wrote it
   arg.require(!w.is_gated || a.n % 2 == 0,
               "weight.n is odd, expected the even number of rows of a merged gate|up weight");
   w.block = resolve_block(arg, "weight.block", a.block, a.n, a.k);

@@ -234,6 +234,41 @@ def test_a_packed_weight_needs_no_canonical_one():
         qf.linear(x.float(), weight)
 
 
+def in_act_order(weight, order):
+    return qf.QuantizedWeight(
+        weight.format, weight.shape, weight.block, weight.codes, weight.scales, g_idx=order.int().cuda()
+    )
+
+
+@pytest.mark.parametrize("m", [1, 7, 30, 300])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_linear_of_a_packed_weight_in_act_order(m, dtype):
+    weight = in_act_order(make_weight(272, 648), torch.randperm(648) // 128)
+    x = torch.randn(m, 648, device="cuda", dtype=dtype)
+    expected = expected_linear(x, weight)
+    assert weight.pack(drop_canonical=True).g_idx is None
+    y = qf.linear(x, weight, out_dtype="float32")
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=2e-4)
+
+
+def test_groups_that_differ_in_size_have_no_packed_form():
+    order = torch.arange(640) // 128
+    order[0] = 1
+    weight = in_act_order(make_weight(64, 640), order)
+    assert weight.pack().packed is None
+    x = torch.randn(3, 640, device="cuda", dtype=torch.bfloat16)
+    y = qf.linear(x, weight, out_dtype="float32")
+    torch.testing.assert_close(y.double(), expected_linear(x, weight), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("group", [-1, 5])
+def test_packing_refuses_columns_of_no_group(group):
+    order = torch.arange(640) // 128
+    order[130] = group
+    with pytest.raises(ValueError, match=r"weight\.g_idx is out of range at index 130"):
+        in_act_order(make_weight(64, 640), order).pack()
+
+
 def test_weights_without_a_packed_form_run_from_the_canonical_one():
     weight = make_weight(64, 384, group=48).pack()
     assert weight.packed is None
