@@ -131,8 +131,8 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     return a;
   }
 
-  // For explain() without data: a packed form of unknown content, where this target has one at all. On the CPU
-  // its size depends on the values of g_idx, so that any size must do.
+  // For explain() without data: a packed form of unknown content, where this target has one at all. On the
+  // CPU its size depends on the values of g_idx, so that any size must do.
   const qf_tensor* undescribed_packed() {
     qf_weight w = weight_.view(kNoData, device);
     if (device.type == QF_CPU) w.g_idx = nullptr;
