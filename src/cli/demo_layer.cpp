@@ -132,8 +132,8 @@ QuantizedLayer::QuantizedLayer(const FloatLayer& layer, const cases::LinearSpec&
   call.workspace_bytes = workspace_bytes;
   check_status(qf_quantize(&args, &call));
 
-  view_ = {w.format, layer.n, layer.k, w.block, codes_.get(), scale_.get(),
-           nullptr,  nullptr, 0,       nullptr, nullptr};
+  view_ = {w.format, layer.n, layer.k, w.block,           codes_.get(), scale_.get(),
+           nullptr,  nullptr, 0,       /*is_constant=*/1, nullptr,      nullptr};
   uint64_t packed_bytes = 0;
   check_status(qf_weight_packed_bytes(&view_, {QF_CPU, 0}, &packed_bytes));
   const int copies = copies_beyond_cache(static_cast<double>(packed_bytes), cache_bytes);
