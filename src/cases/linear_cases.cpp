@@ -599,6 +599,17 @@ std::vector<CasePtr> linear_test_cases() {
   for (const int64_t n : {34, 70, 520, 1030}) {
     for (const int64_t tokens : {10, 16, 17, 32, 48, 64}) list.add(random_divided_spec(divided, tokens, n));
   }
+  // Act-order, where x is brought into the order of the groups first.
+  Random act_order(18);
+  for (const int64_t tokens : {1, 2, 7, 16, 17, 40, 70, 130}) {
+    for (int i = 0; i < 3; ++i) {
+      LinearSpec s = random_tensor_core_spec(act_order, tokens);
+      s.weight.has_g_idx = true;
+      s.is_batch_invariant = act_order.chance(20);
+      s.row_padding = act_order.pick<int64_t>({0, 0, 1});
+      list.add(s);
+    }
+  }
   // A NaN is its own token's alone.
   for (const int64_t m : {2, 3}) {
     LinearSpec s;
