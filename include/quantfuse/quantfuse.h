@@ -254,9 +254,11 @@ typedef struct qf_scaled_mm_args {
   const qf_tensor* b_scale; /* in  f32, shape by b_block over [n, k]; NULL: 1 */
   qf_block a_block;
   qf_block b_block;
-  const qf_tensor* a_zero; /* in  i32, [m] or [1]; optional, integer formats */
-  const qf_tensor* b_zero; /* in  i32, [n] or [1]; optional, integer formats */
-  const qf_tensor* bias;   /* in  [n] f32|f16|bf16; optional */
+  const qf_tensor* a_zero;   /* in  i32, [m] or [1]; optional, integer formats */
+  const qf_tensor* b_zero;   /* in  i32, [n] or [1]; optional, integer formats */
+  const qf_tensor* bias;     /* in  [n] f32|f16|bf16; optional */
+  int32_t fast_accumulation; /* 1: FP8 sums may stay in the tensor cores for all of k. Hopper's keep about 14
+                                bits of a sum, of which the kernels promote parts to f32 otherwise */
 } qf_scaled_mm_args;
 
 QF_API qf_status qf_scaled_mm(const qf_scaled_mm_args* args, const qf_call* call);
@@ -319,6 +321,7 @@ typedef struct qf_linear_args {
                                  order of summation does */
   const qf_tensor* x_gain;    /* in  [k] f32|f16|bf16: x is normalized; not where x is quantized; optional */
   double x_eps;               /* not negative */
+  int32_t fast_accumulation;  /* as in qf_scaled_mm_args, where x and the weight are FP8 codes */
 } qf_linear_args;
 
 QF_API qf_status qf_linear(const qf_linear_args* args, const qf_call* call);

@@ -558,6 +558,7 @@ struct ScaledMmOptions {
   ConstTensor a_zero;          // i32 [m] or [1]; integer formats
   ConstTensor b_zero;          // i32 [n] or [1]; integer formats
   ConstTensor bias;            // float [n]
+  bool has_fast_accumulation = false;  // FP8 sums may stay in the tensor cores, which keep about 14 bits
 };
 
 namespace detail {
@@ -578,6 +579,7 @@ inline qf_scaled_mm_args args_of_scaled_mm(const ConstTensor& a, const ConstTens
   s.b_block = options.b_block;
   s.a_zero = options.a_zero.get();
   s.b_zero = options.b_zero.get();
+  s.fast_accumulation = options.has_fast_accumulation;
   s.bias = options.bias.get();
   return s;
 }
@@ -847,6 +849,8 @@ struct LinearOptions {
   ConstTensor
       x_gain;  // float [k]: x is first x * x_gain / sqrt(mean(x^2) + x_eps); not where it is quantized
   double x_eps = 0;
+
+  bool has_fast_accumulation = false;  // as in ScaledMmOptions, where x and the weight are FP8 codes
 };
 
 namespace detail {
@@ -869,6 +873,7 @@ inline qf_linear_args args_of_linear(const ConstTensor& x, const Weight& weight,
   a.batch_invariant = options.is_batch_invariant;
   a.x_gain = options.x_gain.get();
   a.x_eps = options.x_eps;
+  a.fast_accumulation = options.has_fast_accumulation;
   return a;
 }
 }  // namespace detail

@@ -41,6 +41,7 @@ def linear(
     batch_invariant: bool = False,
     x_gain: Tensor | None = None,
     x_eps: float = 1e-6,
+    fast_accumulation: bool = False,
 ) -> Any:
     """``quantize( activation(x @ w.T + bias) [* up] + residual )``, all in one kernel.
 
@@ -67,6 +68,7 @@ def linear(
         x_gain: ``[k]`` float32, float16 or bfloat16: ``x`` is first normalized, as :func:`rms_norm` does with
             this gain and ``x_eps``; for one or two tokens of bfloat16 on Hopper in the same kernel. Not where
             ``x`` is quantized.
+        fast_accumulation: as in :func:`scaled_mm`, where ``x`` and the weight are FP8.
 
     Returns:
         ``y`` ``[..., n_out]``; with dynamic scales ``(codes, scale)``, the scale ``[..., ceil(n_out /
@@ -110,6 +112,7 @@ def linear(
         batch_invariant,
         argument_like(x_gain, "x_gain", family, "x"),
         float(x_eps),
+        fast_accumulation,
     )
     return result
 

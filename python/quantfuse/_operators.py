@@ -30,12 +30,13 @@ _library = torch.library.Library("quantfuse", "DEF")
 _library.define(
     f"linear(Tensor x, {_WEIGHT}, Tensor? bias, str activation, Tensor? residual, str? act_quant, "
     "int act_group, Tensor? x_scale, ScalarType? out_dtype, bool batch_invariant=False, "
-    "Tensor? x_gain=None, float x_eps=1e-6) -> Tensor",
+    "Tensor? x_gain=None, float x_eps=1e-6, bool fast_accumulation=False) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 _library.define(
     f"linear_quantized(Tensor x, {_WEIGHT}, Tensor? bias, str activation, str? act_quant, int act_group, "
-    "Tensor? x_scale, str out_quant, int out_group, bool batch_invariant=False) -> (Tensor, Tensor)",
+    "Tensor? x_scale, str out_quant, int out_group, bool batch_invariant=False, "
+    "bool fast_accumulation=False) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 _library.define(
@@ -139,11 +140,14 @@ def _linear(
     batch_invariant: bool = False,
     x_gain: Any = None,
     x_eps: float = 1e-6,
+    fast_accumulation: bool = False,
 ) -> Any:
     x = x if x.is_contiguous() else x.contiguous()
     weight = _weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry)
     if residual is None and x_scale is None and out_dtype is None and x_gain is None:
-        return _call_shortly(x, weight, bias, activation, act_quant, act_group, batch_invariant)
+        return _call_shortly(
+            x, weight, bias, activation, act_quant, act_group, batch_invariant, fast_accumulation
+        )
     return _call_linear(
         x,
         weight,
@@ -157,6 +161,7 @@ def _linear(
         batch_invariant=batch_invariant,
         x_gain=x_gain,
         x_eps=x_eps,
+        fast_accumulation=fast_accumulation,
     )
 
 
@@ -168,6 +173,7 @@ def _call_shortly(
     act_quant: str | None,
     act_group: int,
     batch_invariant: bool,
+    fast_accumulation: bool = False,
 ) -> torch.Tensor:
     """The common call by the shortest way: for one token the kernel takes less than general checks do."""
     cols = weight.out_features
@@ -191,6 +197,7 @@ def _call_shortly(
         batch_invariant,
         None,
         0.0,
+        fast_accumulation,
     )
     return y
 
@@ -211,7 +218,7 @@ def _out_features(x: Any, geometry: list[int]) -> int:
 def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, *tensors, ctx.format, ctx.geometry, bias, ctx.activation, residual = inputs[:12]
     ctx.act_quant, ctx.act_group = inputs[12:14]
-    ctx.batch_invariant = inputs[16]
+    ctx.batch_invariant, ctx.fast_accumulation = inputs[16], inputs[19]
     if inputs[17] is not None:
         raise NotImplementedError("linear: x_gain has no gradient; call rms_norm before it")
     needs_input = ctx.activation != "identity" or ctx.geometry[4]
@@ -227,15 +234,15 @@ def _linear_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     plain = (None if is_gated else packed, *canonical, ctx.format, [*sizes, 0])
     dz = dy
     if x is not None:
-        z = torch.ops.quantfuse.linear(
-            x, *plain, bias, "identity", None, ctx.act_quant, ctx.act_group, None, None, ctx.batch_invariant
-        )
+        quantization = (ctx.act_quant, ctx.act_group, None, None)
+        permissions = (ctx.batch_invariant, None, 1e-6, ctx.fast_accumulation)
+        z = torch.ops.quantfuse.linear(x, *plain, bias, "identity", None, *quantization, *permissions)
         dz = _through_activation(dy, z, ctx.activation, bool(is_gated))
     needs_x, needs_bias, needs_residual = (ctx.needs_input_grad[i] for i in (0, 9, 11))
     dx = torch.ops.quantfuse.linear_backward(dz, *plain).to(ctx.x_dtype) if needs_x else None
     dbias = dz.reshape(-1, dz.shape[-1]).sum(0).to(bias.dtype) if needs_bias else None
     dresidual = dy.to(ctx.residual_dtype) if needs_residual else None
-    return (dx, *[None] * 8, dbias, None, dresidual, *[None] * 7)
+    return (dx, *[None] * 8, dbias, None, dresidual, *[None] * 8)
 
 
 _ACTIVATIONS: dict[str, Any] = {
@@ -284,6 +291,7 @@ def _linear_quantized(
     out_quant: str,
     out_group: int,
     batch_invariant: bool = False,
+    fast_accumulation: bool = False,
 ) -> Any:
     return _call_linear(
         x.contiguous(),
@@ -296,6 +304,7 @@ def _linear_quantized(
         out_quant=out_quant,
         out_group=out_group,
         batch_invariant=batch_invariant,
+        fast_accumulation=fast_accumulation,
     )
 
 

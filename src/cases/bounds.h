@@ -44,6 +44,8 @@
 // of these goes through 8 such additions of 33 numbers, in the i-th of which, being i/8 of the way, they are
 // cut by at most 2^-13 S i/8. With independent errors, and lambda = 4:
 //     |error| <= 4 sqrt(33 * sum (i/8)^2) / 2 * 2^-13 S < 2^-8 S
+// Where the caller allows sums to stay in the tensor cores, k columns go through s = k/32 additions:
+//     |error| <= 4 sqrt(33 * sum (i/s)^2) / 2 * 2^-13 S < 4 sqrt(11 s + 33) / 2 * 2^-13 S
 // A case has one bound for all kernels, so this also widens what mma.sync may do, which needs none of it.
 #pragma once
 
@@ -65,9 +67,12 @@ inline double sum_bound(int64_t terms, double sum_of_magnitudes) {
   return (std::min(n, 4 * std::sqrt(n)) + 18) * kUnitRoundoff * sum_of_magnitudes + n * 0x1p-126;
 }
 
-// What the tensor cores may add to it where both operands are FP8 codes.
-inline double fp8_sum_bound(qf_device device, double sum_of_magnitudes) {
-  return device.type == QF_CUDA ? 0x1p-8 * sum_of_magnitudes : 0;
+// What the tensor cores may add to it where both operands are FP8 codes, and k columns may stay in them
+// (0: none that are not promoted).
+inline double fp8_sum_bound(qf_device device, int64_t k_unpromoted, double sum_of_magnitudes) {
+  if (device.type != QF_CUDA) return 0;
+  const double additions = static_cast<double>(k_unpromoted) / 32;
+  return std::max(0x1p-8, 2 * std::sqrt(11 * additions + 33) * 0x1p-13) * sum_of_magnitudes;
 }
 
 // How far x is off in fixed point where the largest of its tile is `largest`, and the columns of a tile.

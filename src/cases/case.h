@@ -88,6 +88,7 @@ struct ScaledMmSpec {
   qf_dtype out = {0, 32, 1};  // i32: exact, without scales
   qf_block a_block = {1, 0}, b_block = {1, 0};
   bool has_scales = false, has_a_zero = false, has_b_zero = false, has_bias = false;
+  bool has_fast_accumulation = false;
   int64_t m = 0, n = 0, k = 0, row_padding = 0;
   Data data = Data::normal;  // or constant: the lowest codes throughout; or nan_in_row_1
   Codes codes = Codes::all;
@@ -113,6 +114,7 @@ struct LinearSpec {
   bool has_residual_in_y = false;  // the residual is y itself, which then has the type of x
   bool is_batch_invariant = false;
   bool has_x_gain = false;  // x is yet to be normalized
+  bool has_fast_accumulation = false;
   qf_format out_format = QF_FORMAT_NONE;
   qf_scale_mode out_mode = QF_SCALE_DYNAMIC;
   int64_t out_group = 0;

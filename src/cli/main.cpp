@@ -148,6 +148,8 @@ void add_problem(CLI::App& app, ProblemOptions& p) {
   app.add_flag("--ungated", p.is_ungated, "gated_act: the activation alone, of n columns");
   app.add_flag("--batch-invariant", p.is_batch_invariant,
                "linear: the bits of a row must not depend on the number of rows");
+  app.add_flag("--fast-accumulation", p.has_fast_accumulation,
+               "gemm, linear: FP8 sums may stay in the tensor cores for all of k");
   app.add_flag("--norm", p.has_x_gain, "linear: x is normalized (RMSNorm) on the way in");
   app.add_flag("--kn", p.is_b_kn, "gemm: b lies in memory as [k, n]");
   app.add_option("--device", p.device, "cpu, cuda or cuda:ID")->type_name("")->capture_default_str();

@@ -96,6 +96,7 @@ std::string epilogue_text(const ProblemOptions& o) {
   if (o.has_residual) s += " +residual";
   if (o.out_quant != "none") s += " ->" + o.out_quant;
   if (o.is_batch_invariant) s += " batch_invariant";
+  if (o.has_fast_accumulation) s += " fast_accumulation";
   if (o.has_x_gain) s += " normalized";
   if (o.has_codes) s += " codes";
   return s;
@@ -116,6 +117,7 @@ cases::LinearSpec linear_spec(const ProblemOptions& o) {
   s.out_mode = o.has_static_scale ? QF_SCALE_STATIC : QF_SCALE_DYNAMIC;
   s.out_group = o.out_group;
   s.is_batch_invariant = o.is_batch_invariant;
+  s.has_fast_accumulation = o.has_fast_accumulation;
   s.has_x_gain = o.has_x_gain;
   s.m = o.m, s.n = o.n, s.k = o.k;
   s.name = size_text(o.m, o.n, o.k) + epilogue_text(o);
@@ -142,9 +144,11 @@ cases::ScaledMmSpec scaled_mm_spec(const ProblemOptions& o) {
   s.b_block = block_of(o, 0);
   s.has_a_zero = o.is_asymmetric;
   s.has_bias = o.has_bias;
+  s.has_fast_accumulation = o.has_fast_accumulation;
   s.codes = cases::Codes::of_normal_numbers;
   s.m = o.m, s.n = o.n, s.k = o.k;
-  s.name = size_text(o.m, o.n, o.k) + (o.is_b_kn ? " kn" : "") + (o.has_bias ? " +bias" : "");
+  s.name = size_text(o.m, o.n, o.k) + (o.is_b_kn ? " kn" : "") + (o.has_bias ? " +bias" : "") +
+           (o.has_fast_accumulation ? " fast_accumulation" : "");
   return s;
 }
 

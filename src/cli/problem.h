@@ -34,6 +34,7 @@ struct ProblemOptions {
   int64_t hadamard = 0;
   bool is_ungated = false;
   bool is_batch_invariant = false;
+  bool has_fast_accumulation = false;
   bool has_x_gain = false;
   bool has_codes = false;  // linear: x is quantized before the call, not in it
 };

@@ -82,10 +82,23 @@ struct Explainer {
     const Tensor bias = s.has_bias ? Tensor::vector(s.dtype, s.n, device) : Tensor();
     const Tensor residual = s.has_residual ? Tensor(s.dtype, s.m, n_out, device) : Tensor();
     const Output out(s.out_format, s.out_mode, s.out_group, s.dtype, s.m, n_out, device);
-    const qf_linear_args args = {x.get(),         x_scale.get(),        s.act_format, s.act_group,
-                                 weight.view,     bias.get(),           s.activation, residual.get(),
-                                 out.y.get(),     s.out_format,         s.out_mode,   s.out_group,
-                                 out.scale.get(), s.is_batch_invariant, x_gain.get(), /*x_eps=*/0};
+    const qf_linear_args args = {.x = x.get(),
+                                 .x_scale = x_scale.get(),
+                                 .act_format = s.act_format,
+                                 .act_group = s.act_group,
+                                 .weight = weight.view,
+                                 .bias = bias.get(),
+                                 .activation = s.activation,
+                                 .residual = residual.get(),
+                                 .y = out.y.get(),
+                                 .out_format = s.out_format,
+                                 .out_mode = s.out_mode,
+                                 .out_group = s.out_group,
+                                 .out_scale = out.scale.get(),
+                                 .batch_invariant = s.is_batch_invariant,
+                                 .x_gain = x_gain.get(),
+                                 .x_eps = 0,
+                                 .fast_accumulation = s.has_fast_accumulation};
     return ask(qf_linear_explain, args, call);
   }
 
@@ -105,10 +118,22 @@ struct Explainer {
     const Tensor a_zero = s.has_a_zero ? Tensor::vector(kI32, s.m, device) : Tensor();
     const Tensor b_zero = s.has_b_zero ? Tensor::vector(kI32, s.n, device) : Tensor();
     const Tensor bias = s.has_bias ? Tensor::vector(kF32, s.n, device) : Tensor();
-    const qf_scaled_mm_args args = {
-        a.get(),   b.get(),       c.get(),       s.a_format, s.b_format, s.b_order,    /*is_b_constant=*/1,
-        s.k,       a_scale.get(), b_scale.get(), s.a_block,  s.b_block,  a_zero.get(), b_zero.get(),
-        bias.get()};
+    const qf_scaled_mm_args args = {.a = a.get(),
+                                    .b = b.get(),
+                                    .c = c.get(),
+                                    .a_format = s.a_format,
+                                    .b_format = s.b_format,
+                                    .b_order = s.b_order,
+                                    .is_b_constant = 1,
+                                    .k = s.k,
+                                    .a_scale = a_scale.get(),
+                                    .b_scale = b_scale.get(),
+                                    .a_block = s.a_block,
+                                    .b_block = s.b_block,
+                                    .a_zero = a_zero.get(),
+                                    .b_zero = b_zero.get(),
+                                    .bias = bias.get(),
+                                    .fast_accumulation = s.has_fast_accumulation};
     return ask(qf_scaled_mm_explain, args, call);
   }
 

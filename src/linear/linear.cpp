@@ -47,6 +47,7 @@ Problem Op::parse(const Args& a, Arguments& arg) {
               "residual shares y's memory with another type or stride");
 
   p.batch_invariant = a.batch_invariant != 0;
+  p.fast_accumulation = a.fast_accumulation != 0;
   p.device = arg.device();
   if (p.device.type == QF_CPU) {
     const PackedCheck check = view_packed(p.weight);

@@ -33,7 +33,8 @@ struct Problem {
   const char* not_packed_reason;  // why it does not
   StripView strips;               // of weight.packed on a CUDA device
   qf_device device;
-  bool batch_invariant;  // the bits of a row of y do not depend on m
+  bool batch_invariant;    // the bits of a row of y do not depend on m
+  bool fast_accumulation;  // FP8 sums may stay in the tensor cores for all of k
 
   QF_HD bool has_act_quant() const { return act_format != QF_FORMAT_NONE; }
   QF_HD bool is_whole_row_act() const { return act_group >= k; }

@@ -55,9 +55,10 @@ struct Product {
   Operand a;      // [m, k]
   Operand b;      // [n, k] or [k, n]
   qf_order b_order;
-  bool has_gate;       // rows [0, n/2) of b are the gate, the others the up projection
-  bool is_b_constant;  // b and its scales may be read before the kernels ahead on the stream have ended
-  Vector bias;         // [n] floats; optional
+  bool has_gate;           // rows [0, n/2) of b are the gate, the others the up projection
+  bool is_b_constant;      // b and its scales may be read before the kernels ahead on the stream have ended
+  bool fast_accumulation;  // FP8 sums may stay in the tensor cores for all of k
+  Vector bias;             // [n] floats; optional
   qf_activation activation;
   Matrix residual;  // [m, n_out] floats; optional
   Output out;       // y may be i32: then the sum itself modulo 2^32, and there are no scales and no epilogue
@@ -81,6 +82,7 @@ inline Product from(const scaled_mm::Problem& p) {
   product.b = {p.b, p.b_format, p.b_scale, clamp(p.b_block, p.n, p.k), {}, p.b_zero};
   product.b_order = p.b_order;
   product.is_b_constant = p.is_b_constant;
+  product.fast_accumulation = p.fast_accumulation;
   product.bias = p.bias;
   product.activation = QF_IDENTITY;
   product.out.y = p.c;
@@ -109,6 +111,7 @@ inline Product from(const linear::Problem& p) {
       p.weight.codes, p.weight.format, p.weight.scale, clamp(p.weight.block, p.n, p.k), p.weight.zero, {}};
   product.b_order = QF_NK;
   product.has_gate = p.weight.is_gated, product.is_b_constant = p.weight.is_constant;
+  product.fast_accumulation = p.fast_accumulation;
   product.bias = p.bias;
   product.activation = p.activation;
   product.residual = p.residual;

@@ -13,12 +13,13 @@
 // it out while the other one still multiplies: the ring lets them be a few stages apart.
 //
 // Sums that are promoted (wgmma_numbers.h) are those of 256 products, added to totals in float32; where the
-// operands are scaled by blocks, of 128, and scaled.
+// operands are scaled by blocks, of 128, and scaled. In which tile a sum is makes no difference to its bits.
 //
 // Of a gated weight a tile has 8 gate rows and their 8 up rows in turn, so that a thread has both.
 //
 // Shared memory gives 128 bytes a cycle: at full speed m64n256k32 would read 80 of them, and the copies write
-// 48. Tiles of 256 tokens by 128 rows, which read 96, were slower for INT8.
+// 48. Tiles of 256 tokens by 128 rows, which read 96, were slower for INT8. Tiles of 192 columns, 3% slower
+// than those of 256, are for where they leave fewer SMs idle and y is neither gated nor codes.
 #pragma once
 
 #include <cuda.h>
@@ -55,11 +56,15 @@ inline constexpr int kPromotedBlocks = kScaling == Scaling::blocks ? 1 : 2;
 template <int kCols_>
 struct Shape {
   static constexpr int kCols = kCols_;
+  static constexpr bool kIsWide = kCols == 256;  // takes any epilogue
+  // Columns whose sums are promoted at once: wide tiles have room for those of half beside the totals.
+  static constexpr int kPartCols = kIsWide ? 128 : kCols;
+  static constexpr int kScaleCols = kIsWide ? 128 : 64;  // of a tile, have one scale of blocks of 128
   static constexpr int kTokens = kConsumers * kGroupTokens;
   static constexpr int kSums = kCols / 2;  // of a thread
   static constexpr int kXBytes = kTokens * kBlockK, kWeightBytes = kCols * kBlockK;
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
-  static constexpr int kScaleBytes = kTokens * 4 + kCols / 128 * 8;  // of a stage
+  static constexpr int kScaleBytes = kTokens * 4 + kCols / kScaleCols * 8;  // of a stage
   static constexpr int kBoxBytes = kWarpTokens * kBoxRowBytes;
   static constexpr int kStagedBytes = kConsumers * 4 * kBoxBytes;
   static constexpr int kFactorBytes = kCols * 8 + kTokens * 4;  // scale and bias of columns, scale of tokens
@@ -163,8 +168,8 @@ __device__ void produce(const TileProblem& p, const Smem<S>& smem, const Share& 
 
 // ---- Scales of blocks: one warp ----
 
-// [token], then [128 columns][gate or up]: as they lie in memory, copied one by one, as far ahead as the
-// ring.
+// [token], then [kScaleCols columns][gate or up]: as they lie in memory, copied one by one, as far ahead as
+// the ring.
 template <class S>
 __device__ void produce_scales(const TileProblem& p, const Smem<S>& smem, const Share& share, int lane) {
   ptx::wait_for_previous_kernel();
@@ -172,7 +177,7 @@ __device__ void produce_scales(const TileProblem& p, const Smem<S>& smem, const 
   for (int index = share.first; index < share.tiles; index += share.step) {
     const TilePlace tile = tile_at<S>(p, index, share.rank);
     const int64_t token = static_cast<int64_t>(tile.token_block) * S::kTokens + lane;
-    int64_t col = static_cast<int64_t>(tile.col_block) * S::kCols + lane / 2 * 128;
+    int64_t col = static_cast<int64_t>(tile.col_block) * S::kCols + lane / 2 * S::kScaleCols;
     col = min(p.is_gated ? col / 2 : col, p.n_out - 1);
     const float* w = p.w_scale + (p.is_gated && lane % 2 ? p.n_out + col : col) / p.w_block_rows * p.w_stride;
     for (int k = 0; k < p.k_blocks; ++k, cursor.advance(S::kStages)) {
@@ -182,7 +187,7 @@ __device__ void produce_scales(const TileProblem& p, const Smem<S>& smem, const 
       for (int i = 0; i < S::kTokens; i += 32) {
         ptx::copy4_async(to + (i + lane) * 4, p.x_scale + min(token + i, p.m - 1) * p.x_stride + k);
       }
-      if (lane < S::kCols / 64) ptx::copy4_async(to + (S::kTokens + lane) * 4, w + k);
+      if (lane < S::kCols / S::kScaleCols * 2) ptx::copy4_async(to + (S::kTokens + lane) * 4, w + k);
       ptx::arrive_after_copies(smem.full + 8 * cursor.at);
     }
   }
@@ -249,10 +254,10 @@ struct Ring {
   }
 };
 
-// Scales of a block of k: of a thread's two tokens, and of 128 columns, or of their gate and up rows.
+// Scales of a block of k: of a thread's two tokens, and of kScaleCols columns, or of their gate and up rows.
 template <class S>
 struct BlockScales {
-  float x[2], w[S::kCols / 128][2];
+  float x[2], w[S::kCols / S::kScaleCols][2];
 };
 
 template <class S, class N, Scaling kScaling>
@@ -299,11 +304,11 @@ struct Consumer {
     if (kRun > 1 && count % kRun != 0) promote<1>(ring);
   }
 
-  // Adds kRun stages to the totals, beside which there is room for the sums of half of the columns. The two
-  // warpgroups take turns: one has the tensor cores for these while the other adds its last ones.
+  // Adds kRun stages to the totals. The two warpgroups take turns: one has the tensor cores for a part of the
+  // columns while the other adds the sums of its last one.
   template <int kRun>
   __device__ __forceinline__ void promote(Ring<S>& ring) {
-    constexpr int kPartCols = 128, kParts = S::kCols / kPartCols, kPartSums = kPartCols / 2;
+    constexpr int kParts = S::kCols / S::kPartCols, kPartSums = S::kPartCols / 2;
     int stages[kRun];
 #pragma unroll
     for (int& stage : stages) stage = ring.take();
@@ -317,7 +322,7 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
         const uint32_t x = ring.smem.x_at(stages[i]) + group * kGroupTokens * kBlockK,
-                       w = ring.smem.weight_at(stages[i]) + part * kPartCols * kBlockK;
+                       w = ring.smem.weight_at(stages[i]) + part * S::kPartCols * kBlockK;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
           N::multiply(sums, ptx::swizzled_rows(x, step), ptx::swizzled_rows(w, step), i + step);
@@ -330,15 +335,20 @@ struct Consumer {
         for (const int stage : stages) ring.give_back(stage, lane);
       }
 
-      float scale[2][2];  // [columns, or gate and up][token]
+      constexpr int kScaleSums = S::kScaleCols / 2;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scale[i / 2][i % 2] = scales.x[i % 2] * scales.w[part][i / 2];
+      for (int first = 0; first < kPartSums; first += kScaleSums) {
+        float scale[2][2];  // [columns, or gate and up][token]
 #pragma unroll
-      for (int i = 0; i < kPartSums; ++i) {
-        float& total = totals[part * kPartSums + i];
-        const float sum = static_cast<float>(sums[i]);
-        if constexpr (kScaling == Scaling::whole) total += sum;
-        else total = fmaf(sum, scale[i / 4 % 2][i / 2 % 2], total);
+        for (int i = 0; i < 4; ++i)
+          scale[i / 2][i % 2] = scales.x[i % 2] * scales.w[(part * kPartSums + first) / kScaleSums][i / 2];
+#pragma unroll
+        for (int i = first; i < first + kScaleSums; ++i) {
+          float& total = totals[part * kPartSums + i];
+          const float sum = static_cast<float>(sums[i]);
+          if constexpr (kScaling == Scaling::whole) total += sum;
+          else total = fmaf(sum, scale[i / 4 % 2][i / 2 % 2], total);
+        }
       }
     }
   }
@@ -347,7 +357,7 @@ struct Consumer {
     const uint32_t x = from + first_token() * 4, w = from + S::kTokens * 4;
     scales.x[0] = ptx::load_shared_float(x), scales.x[1] = ptx::load_shared_float(x + 32);
 #pragma unroll
-    for (int i = 0; i < S::kCols / 128; ++i) {
+    for (int i = 0; i < S::kCols / S::kScaleCols; ++i) {
       const float2 of_part = ptx::load_shared_float2(w + i * 8);
       scales.w[i][0] = of_part.x, scales.w[i][1] = of_part.y;
     }
@@ -557,8 +567,10 @@ struct Finisher {
   template <class Body>
   __device__ __forceinline__ void with_kind(const Body& body) const {
     with_act(p.activation, [&](auto act) {
-      if (p.is_gated) body(act, std::true_type{});
-      else body(act, std::false_type{});
+      if constexpr (S::kIsWide) {
+        if (p.is_gated) return body(act, std::true_type{});
+      }
+      body(act, std::false_type{});
     });
   }
   __device__ __forceinline__ void run() const {
@@ -575,9 +587,11 @@ struct Finisher {
     with_kind([&](auto act, auto is_gated) { finish_all<act.value, is_gated.value>(v); });
     // The next tile ignores these, but the compiler would keep them beside v.
     for (auto& total : consumer.totals) total = 0;
-    if (p.out_format == QF_FORMAT_NONE) store_floats(v);
-    else if (p.out_format == QF_INT8) store_codes<QF_INT8>(v);
-    else store_codes<QF_FP8_E4M3>(v);
+    if (!S::kIsWide || p.out_format == QF_FORMAT_NONE) return store_floats(v);
+    if constexpr (S::kIsWide) {
+      if (p.out_format == QF_INT8) store_codes<QF_INT8>(v);
+      else store_codes<QF_FP8_E4M3>(v);
+    }
   }
 };
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // product_wgmma.h for INT8 and E4M3; E5M2 is in product_wgmma_e5m2_sm90.cu, to be compiled beside it.
-#include "core/choose.h"
 #include "product/kernels.h"
 #include "product/wgmma_tiles.h"
 
@@ -18,13 +17,22 @@ Requirements accepts(const Product& p) {
 
 void launch(const Product& p, float* staged, const Launch& launch) {
   if (has_e5m2(p)) return launch_e5m2(p, staged, launch);
-  choose_bool(p.a.format == QF_INT8, [&](auto is_int8) {
-    choose_bool(is_whole(p), [&](auto is_whole_k) {
-      using N = Numbers<is_int8.value ? QF_INT8 : QF_FP8_E4M3>;
-      launch_tiles<N, is_whole_k.value ? Scaling::whole : Scaling::blocks>("product_wgmma_sm90", p, staged,
-                                                                           launch);
-    });
-  });
+  using Int8 = Numbers<QF_INT8>;
+  using E4m3 = Numbers<QF_FP8_E4M3>;
+  const auto launch_with = [&]<class N, Scaling kScaling>() {
+    launch_best_tiles<N, kScaling>("product_wgmma_sm90", p, staged, launch);
+  };
+  const bool is_int8 = p.a.format == QF_INT8;
+  if (!is_whole(p)) {
+    if (is_int8) launch_with.template operator()<Int8, Scaling::blocks>();
+    else launch_with.template operator()<E4m3, Scaling::blocks>();
+  } else if (is_int8) {
+    launch_with.template operator()<Int8, Scaling::whole>();
+  } else if (p.fast_accumulation) {
+    launch_with.template operator()<Unpromoted<E4m3>, Scaling::whole>();
+  } else {
+    launch_with.template operator()<E4m3, Scaling::whole>();
+  }
 }
 
 }  // namespace

@@ -35,6 +35,12 @@ struct Numbers {
   }
 };
 
+// The same without promotion: all of k is added in the tensor cores, as the caller allows.
+template <class N>
+struct Unpromoted : N {
+  static constexpr bool kIsExact = true;
+};
+
 // Integer sums are exact for as long as they last. All else is promoted to totals, because the tensor cores
 // add FP8 products with fewer bits than float32 has; so are those of INT4, most of which have groups.
 template <class N, Scaling kScaling>

@@ -13,9 +13,11 @@
 
 namespace quantfuse::product {
 
-using Tile = Shape<256>;
+using WideTile = Shape<256>;
+using NarrowTile = Shape<192>;
 
-inline TileProblem make_tile_problem(const Product& p, float* staged) {
+template <class Tile>
+TileProblem make_tile_problem(const Product& p, float* staged) {
   TileProblem t = {};
   t.m = p.m, t.n_out = p.n_out, t.is_gated = p.has_gate;
   t.token_blocks = static_cast<int32_t>(ceil_div(ceil_div(p.m, Tile::kTokens), kPair));
@@ -64,14 +66,34 @@ inline void require_tile_epilogue(const Product& p, Requirements& requirements) 
                "the residual is not of y's type, or not at multiples of 16 bytes");
 }
 
-template <class N, Scaling kScaling>
+// Pairs of blocks that run at a time.
+inline int64_t num_pairs(const Product& p) { return gpu_num_sms(p.device.id) / kPair; }
+
+// Whether narrow tiles end earlier: all pairs of SMs take one after the other, and in the last round some of
+// them have none.
+inline bool prefers_narrow_tiles(const Product& p, const float* staged) {
+  if (p.has_gate || (p.out.is_quantized() && !staged)) return false;
+  const auto columns_of_pair = [&]<class Tile>(Tile) {
+    const int64_t tiles = ceil_div(p.m, kPair * Tile::kTokens) * ceil_div(p.n, Tile::kCols);
+    return static_cast<double>(ceil_div(tiles, num_pairs(p)) * Tile::kCols);
+  };
+  return 1.04 * columns_of_pair(NarrowTile()) < columns_of_pair(WideTile());
+}
+
+template <class N, Scaling kScaling, class Tile = WideTile>
 void launch_tiles(const char* name, const Product& p, float* staged, const Launch& launch) {
-  const TileProblem problem = make_tile_problem(p, staged);
+  const TileProblem problem = make_tile_problem<Tile>(p, staged);
   const int64_t tiles = static_cast<int64_t>(problem.token_blocks) * problem.col_blocks;
-  const int64_t pairs = std::min<int64_t>(gpu_num_sms(p.device.id) / kPair, tiles);
+  const int64_t pairs = std::min(num_pairs(p), tiles);
   const LaunchShape shape = {dim3(static_cast<unsigned>(pairs * kPair)), dim3(Tile::kThreads),
                              static_cast<size_t>(Smem<Tile>::kBytes), /*overlap_previous=*/true};
   launch_kernel(name, wgmma_kernel<Tile, N, kScaling>, shape, launch, problem);
+}
+
+template <class N, Scaling kScaling>
+void launch_best_tiles(const char* name, const Product& p, float* staged, const Launch& launch) {
+  if (prefers_narrow_tiles(p, staged)) launch_tiles<N, kScaling, NarrowTile>(name, p, staged, launch);
+  else launch_tiles<N, kScaling>(name, p, staged, launch);
 }
 
 }  // namespace quantfuse::product

@@ -362,6 +362,8 @@ const Operation<qf_scaled_mm_args> scaled_mm_op = {[](Reader& in, qf_scaled_mm_a
                                                      a.a_zero = in.tensor();
                                                      a.b_zero = in.tensor();
                                                      a.bias = in.tensor();
+                                                     a.is_b_constant = static_cast<int32_t>(in.integer());
+                                                     a.fast_accumulation = static_cast<int32_t>(in.integer());
                                                    },
                                                    qf_scaled_mm, qf_scaled_mm_workspace,
                                                    qf_scaled_mm_explain};
@@ -379,6 +381,7 @@ const Operation<qf_linear_args> linear_op = {[](Reader& in, qf_linear_args& a) {
                                                a.batch_invariant = static_cast<int32_t>(in.integer());
                                                a.x_gain = in.tensor();
                                                a.x_eps = in.real();
+                                               a.fast_accumulation = static_cast<int32_t>(in.integer());
                                              },
                                              qf_linear, qf_linear_workspace, qf_linear_explain};
 

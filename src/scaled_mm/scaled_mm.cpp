@@ -63,6 +63,7 @@ Problem Op::parse(const Args& a, Arguments& arg) {
   Problem p = {};
   p.a_format = a.a_format, p.b_format = a.b_format, p.b_order = a.b_order;
   p.is_b_constant = a.is_b_constant != 0;
+  p.fast_accumulation = a.fast_accumulation != 0;
   Dim m{"m"}, n{"n"}, k = resolve_k(arg, a);
   p.a = expect_codes(arg, "a", a.a, a.a_format, m, k, "ceil(k/2)");
   p.c = arg.expect("c", a.c).shape(m, n).dtype({DType::i32, DType::f32, DType::f16, DType::bf16}).matrix();

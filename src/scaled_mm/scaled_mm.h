@@ -25,6 +25,7 @@ struct Problem {
   qf_block a_block, b_block;  // resolved; the whole matrix where there is no scale
   Vector a_zero, b_zero;      // i32: one, or one for each row of a and column of c; absent: 0
   Vector bias;                // [n] floats; absent: 0
+  bool fast_accumulation;     // FP8 sums may stay in the tensor cores for all of k
   qf_device device;
 
   QF_HD bool is_integer_product() const { return a_format == QF_INT8 || a_format == QF_INT4; }

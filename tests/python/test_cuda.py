@@ -172,6 +172,21 @@ def test_block_products(m, dtype):
     assert ((c.double() - x @ w.T).abs() <= bound * (x.abs() @ w.abs().T)).all()
 
 
+@pytest.mark.parametrize("k", [256, 4096])
+def test_sums_that_stay_in_the_tensor_cores(k):
+    torch.manual_seed(4)
+    a, b = (torch.randn(rows, k, device="cuda").to(torch.float8_e4m3fn) for rows in (300, 520))
+    scale = torch.full((1,), 0.5, device="cuda")
+    exact, magnitudes = a.double() @ b.double().T / 2, a.double().abs() @ b.double().abs().T / 2
+    promoted, fast = (qf.scaled_mm(a, b, scale, fast_accumulation=flag) for flag in (False, True))
+    assert ((promoted.double() - exact).abs() <= 2**-8 * magnitudes).all()
+    assert ((fast.double() - exact).abs() <= 2 * (11 * k / 32 + 33) ** 0.5 * 2**-13 * magnitudes).all()
+    weight = qf.QuantizedWeight("fp8_e4m3", (520, k), (1, 0), b, scale.expand(520, 1).contiguous())
+    x_scale = torch.ones(300, 1, device="cuda")
+    y = qf.linear(a, weight, act_quant="fp8", x_scale=x_scale, fast_accumulation=True)
+    assert ((y.double() - exact).abs() <= 2 * (11 * k / 32 + 33) ** 0.5 * 2**-13 * magnitudes).all()
+
+
 def test_a_row_with_scale_zero_leaves_the_bias():
     a, b, bias = int8s(20, 64), int8s(40, 64), torch.randn(40, device="cuda")
     a_scale = torch.full((20, 1), 0.5, device="cuda")

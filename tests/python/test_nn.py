@@ -440,3 +440,21 @@ def test_compiled_with_cuda_graphs():
         for _ in range(5):
             x = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16)
             torch.testing.assert_close(compiled(x), layers(x), rtol=2e-2, atol=2e-2)
+
+
+# ---- Options of a layer ----
+
+
+@device
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_fast_accumulation_changes_little_or_nothing(device, activation):
+    linear = nn.Linear(512, 96, device=device)
+    layer = qf.nn.QuantizedLinear.from_linear(linear, "w8a8-fp8", activation=activation)
+    x = torch.randn(300, 512, device=device, requires_grad=True)
+    results = []
+    for layer.fast_accumulation in (False, True):
+        y = layer(x)
+        (gradient,) = torch.autograd.grad(y.square().sum(), x)
+        results.append((y.detach(), gradient))
+    for promoted, fast in zip(*results, strict=True):
+        assert torch.equal(promoted, fast) if device == "cpu" else relative(fast, promoted) < 1e-3

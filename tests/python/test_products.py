@@ -106,3 +106,11 @@ def test_a_scale_that_does_not_tell_its_block_is_refused(rng):
     a, b = int8s(rng, 2, 8), int8s(rng, 3, 8)
     with pytest.raises(ValueError, match="a_block"):
         qf.scaled_mm(a, b, np.ones((2, 4), np.float32))
+
+
+def test_permissions_change_nothing_on_a_cpu(rng):
+    a, b = (rng.standard_normal((rows, 96)).astype(ml_dtypes.float8_e4m3fn) for rows in (5, 7))
+    scale = np.array([0.5], np.float32)
+    plain = qf.scaled_mm(a, b, scale)
+    permitted = qf.scaled_mm(a, b, scale, is_b_constant=True, fast_accumulation=True)
+    np.testing.assert_array_equal(permitted, plain)

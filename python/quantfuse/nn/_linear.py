@@ -47,6 +47,8 @@ class QuantizedLinear(nn.Linear):
 
     #: Whether the bits of a row must not depend on how many rows there are.
     batch_invariant = False
+    #: Whether FP8 sums may stay in the tensor cores (:func:`quantfuse.scaled_mm`).
+    fast_accumulation = False
 
     def __init__(
         self,
@@ -264,6 +266,7 @@ class QuantizedLinear(nn.Linear):
             x_scale,
             out_dtype,
             self.batch_invariant,
+            *((None, 1e-6, True) if self.fast_accumulation else ()),
         )
 
     def call_quantized(self, codes: torch.Tensor, scale: torch.Tensor, out_dtype: Any) -> torch.Tensor:

@@ -79,5 +79,6 @@ class GatedMLP(nn.Module):
             scheme.act_quant,
             scheme.act_group,
             gate_up.batch_invariant,
+            gate_up.fast_accumulation,
         )
         return self.down.call_quantized(codes, scale, dtype)

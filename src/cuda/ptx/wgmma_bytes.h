@@ -21,9 +21,10 @@ namespace quantfuse::ptx {
 #define QF_NUMBERS_64 QF_NUMBERS_32 \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define QF_NUMBERS_128 QF_NUMBERS_64 \
+#define QF_NUMBERS_96 QF_NUMBERS_64 \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define QF_NUMBERS_128 QF_NUMBERS_96 \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define QF_SUMS_4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
@@ -32,6 +33,7 @@ namespace quantfuse::ptx {
 #define QF_SUMS_24(c, i) QF_SUMS_16(c, i), QF_SUMS_8(c, i + 16)
 #define QF_SUMS_32(c, i) QF_SUMS_16(c, i), QF_SUMS_16(c, i + 16)
 #define QF_SUMS_64(c, i) QF_SUMS_32(c, i), QF_SUMS_32(c, i + 32)
+#define QF_SUMS_96(c, i) QF_SUMS_64(c, i), QF_SUMS_32(c, i + 64)
 #define QF_SUMS_128(c, i) QF_SUMS_64(c, i), QF_SUMS_64(c, i + 64)
 
 // `sums` registers for n = 2 * sums, then a, b, and whether to add.
@@ -53,6 +55,7 @@ QF_WGMMA_OF_FORMATS(32, 16, 16, 17, 18)
 QF_WGMMA_OF_FORMATS(48, 24, 24, 25, 26)
 QF_WGMMA_OF_FORMATS(64, 32, 32, 33, 34)
 QF_WGMMA_OF_FORMATS(128, 64, 64, 65, 66)
+QF_WGMMA_OF_FORMATS(192, 96, 96, 97, 98)
 QF_WGMMA_OF_FORMATS(256, 128, 128, 129, 130)
 
 // E5M2 on either side, or both.
@@ -100,6 +103,7 @@ __device__ __forceinline__ void wgmma_halves(float (&d)[128], uint64_t a, uint64
 #undef QF_WGMMA_OF_FORMATS
 #undef QF_WGMMA
 #undef QF_SUMS_128
+#undef QF_SUMS_96
 #undef QF_SUMS_64
 #undef QF_SUMS_32
 #undef QF_SUMS_24
@@ -107,6 +111,7 @@ __device__ __forceinline__ void wgmma_halves(float (&d)[128], uint64_t a, uint64
 #undef QF_SUMS_8
 #undef QF_SUMS_4
 #undef QF_NUMBERS_128
+#undef QF_NUMBERS_96
 #undef QF_NUMBERS_64
 #undef QF_NUMBERS_32
 #undef QF_NUMBERS_24
