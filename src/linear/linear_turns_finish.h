@@ -55,7 +55,7 @@ struct Plan {
   bool stores_boxes;             // y has 16 bits, and there is no residual
 };
 
-// ---- Shared memory: x, and where k is split what the ranks add | boxes of y | weight | barriers ----
+// ---- Shared memory: x | boxes of y | weight, or, where k is split, totals | inbox; then the barriers ----
 
 struct Smem {
   uint32_t x, weight, staged, x_full, x_empty, weight_full, weight_empty, arrived;
@@ -212,83 +212,78 @@ struct Finisher {
 
 // ---- Blocks that split k ----
 
-// Units of 8 tokens of a tile are dealt to the ranks. Where x was each collects what all have of its tokens:
-// [rank][token][128 rows]. Threads store their totals there, in whichever block it is, once all ranks are
-// done with x.
+// What a block has of the tile, [token][128 rows], is where x was; behind it the inbox: what the other ranks
+// have of this one's tokens. All ranks are done with x before anything is sent.
 template <class S, class C>
 struct Exchange {
   using F = Finisher<C>;
-  static constexpr int kUnits = S::kTokens / 8, kTokenBytes = kRows * 4;
+  static constexpr int kTokenBytes = kRows * 4;
   const Smem& smem;
   int splits, rank;
 
-  __device__ int first_token(int of) const { return kUnits * of / splits * 8; }
+  __device__ int first_token(int of) const { return S::kTokens * of / splits; }
   __device__ int tokens(int of) const { return first_token(of + 1) - first_token(of); }
+  __device__ uint32_t inbox(int of, int from) const {
+    return smem.x + S::kTokens * kTokenBytes + (from - (from > of ? 1 : 0)) * tokens(of) * kTokenBytes;
+  }
   // By one thread, before any rank sends.
   __device__ void expect() const {
     ptx::barrier_expect(smem.arrived, (splits - 1) * tokens(rank) * kTokenBytes);
   }
 
-  __device__ __forceinline__ void send(const C& consumer) const {
-    const int lane = consumer.lane, first_row_unit = (consumer.group * 4 + consumer.warp) * 2;
-    uint32_t offsets[4];  // of a thread's totals of a unit
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      offsets[i] = F::unit_at(0, kRows, lane % 4 * 2 + i % 2, first_row_unit + i / 2) + lane / 4 * 4;
-    int to = 0, end = tokens(0);
-    uint32_t base = smem.x + rank * end * kTokenBytes;  // where the next unit goes, and the barrier there
-    uint32_t remote = ptx::address_in_block(base, 0), arrived = ptx::address_in_block(smem.arrived, 0);
-#pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-      if (unit * 8 == end) {
-        ++to, end = first_token(to + 1);
-        base = smem.x + rank * tokens(to) * kTokenBytes;
-        remote = ptx::address_in_block(base, to), arrived = ptx::address_in_block(smem.arrived, to);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float total = consumer.totals[unit / 8][unit % 8 * 4 + i];
-        if (to == rank) ptx::store_shared_float(base + offsets[i], total);
-        else ptx::store_async(remote + offsets[i], total, arrived);
-      }
-      base += 8 * kTokenBytes, remote += 8 * kTokenBytes;
-    }
-  }
-
   __device__ __forceinline__ void run(const Problem& p, const C& consumer, int64_t first_token_of_tile,
                                       int64_t first_row, float* to_stage) const {
-    const int thread = (consumer.group * 4 + consumer.warp) * 32 + consumer.lane;
+    const int lane = consumer.lane, thread = (consumer.group * 4 + consumer.warp) * 32 + lane;
+    ptx::named_barrier_sync<kAllBarrier, kConsumerThreads>();  // both are done with x
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < kPartSums; ++i) {
+        const int token = part * kPartTokens + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        const int unit = (consumer.group * 4 + consumer.warp) * 2 + i / 2 % 2;
+        ptx::store_shared_float(F::unit_at(smem.x, kRows, token, unit) + lane / 4 * 4,
+                                consumer.totals[part][i]);
+      }
+    }
+    ptx::copy_fence();
     ptx::cluster_arrive();
     ptx::cluster_wait();
-    send(consumer);
-    ptx::named_barrier_sync<kAllBarrier, kConsumerThreads>();
+    if (thread < splits && thread != rank) {
+      ptx::copy_to_block(inbox(thread, rank), smem.x + first_token(thread) * kTokenBytes,
+                         tokens(thread) * kTokenBytes, smem.arrived, thread);
+    }
     ptx::barrier_wait(smem.arrived, 0);
 
     // Units of a token are a power of two. Offsets are found once: dividing takes a hundred cycles.
     const int is_gated = p.is_gated() ? 1 : 0, shift = is_gated ? 3 : 4;
-    const int64_t first_col = first_row >> is_gated, first = first_token_of_tile + first_token(rank);
-    const int own = tokens(rank);
+    const int64_t first_col = first_row >> is_gated;
+    const int own = tokens(rank), first = first_token(rank);
+    const uint32_t others = smem.x + S::kTokens * kTokenBytes, step = own * kTokenBytes;
 #pragma unroll 1
     for (int i = thread; i < own << shift; i += kConsumerThreads) {
-      const int token = i >> shift, unit = i & ((1 << shift) - 1);
-      const int64_t row = first + token, col = first_col + unit * kUnit;
+      const int in_share = i >> shift, unit = i & ((1 << shift) - 1), token = first + in_share;
+      const int64_t row = first_token_of_tile + token, col = first_col + unit * kUnit;
       if (row >= p.m || col >= p.n_out) continue;
+      const uint32_t mine = smem.x + token * kTokenBytes, theirs = others + in_share * kTokenBytes;
       float v[kUnit], up[kUnit] = {};
-      add(F::unit_at(smem.x, kRows, token, unit << is_gated), own * kTokenBytes, v);
-      if (is_gated) add(F::unit_at(smem.x, kRows, token, unit * 2 + 1), own * kTokenBytes, up);
+      add(mine, theirs, step, F::unit_at(0, 0, token, unit << is_gated), v);
+      if (is_gated) add(mine, theirs, step, F::unit_at(0, 0, token, unit * 2 + 1), up);
       linear::finish_unit(p, to_stage, row, col, v, up);
     }
   }
-  // In the order of k.
-  __device__ __forceinline__ void add(uint32_t from, uint32_t step, float (&v)[kUnit]) const {
-    F::load_sums(from, v);
+  // In the order of k. A token's units are swapped as where they come from.
+  __device__ __forceinline__ void add(uint32_t mine, uint32_t theirs, uint32_t step, uint32_t unit,
+                                      float (&v)[kUnit]) const {
 #pragma unroll
-    for (int i = 1; i < kMaxSplits; ++i) {
-      if (i >= splits) break;
+    for (float& value : v) value = 0.0f;
+#pragma unroll
+    for (int from = 0; from < kMaxSplits; ++from) {
+      if (from >= splits) break;
       float more[kUnit];
-      F::load_sums(from + i * step, more);
+      F::load_sums((from == rank ? mine : theirs) + unit, more);
+      if (from != rank) theirs += step;
 #pragma unroll
-      for (int j = 0; j < kUnit; ++j) v[j] += more[j];
+      for (int i = 0; i < kUnit; ++i) v[i] += more[i];
     }
   }
 };

@@ -386,6 +386,10 @@ Plan make_plan(const Problem& p, int splits) {
   const int room = kSmemOfBlock - kOthers - Smem::kBarrierBytes;
   plan.weight_slots = std::min(room / plan.weight_bytes, kMaxWeightSlots);
   plan.barriers = kOthers + plan.weight_slots * plan.weight_bytes;
+  if (splits > 1) {
+    const int64_t parts = S::kTokens + (splits - 1) * ceil_div(S::kTokens, splits);
+    plan.barriers = std::max(plan.barriers, static_cast<int32_t>(parts * kRows * 4));
+  }
   plan.smem_bytes = plan.barriers + Smem::kBarrierBytes;
   const Matrix& y = p.out.y;
   plan.stores_boxes = !p.out.is_quantized() && !p.residual && dtype_bytes(y.dtype) == 2 && has_boxes(y);
