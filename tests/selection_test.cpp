@@ -215,7 +215,7 @@ TEST(Selection, OfLinearOnCuda) {
     expect_chosen(s, {"linear_quads_sm90", "linear_mma_sm80", "linear_mma_sm75"});
   }
   s.m = 65;
-  expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  expect_chosen(s, {"linear_turns_sm90", "linear_mma_sm80", "linear_mma_sm75"});
   LinearSpec long_rows = s;
   long_rows.m = 10, long_rows.k = 16384;
   expect_chosen(long_rows, {"linear_quads_sm90", "linear_mma_sm80", "linear_mma_sm75"});
@@ -233,7 +233,7 @@ TEST(Selection, OfLinearOnCuda) {
   s.dtype = kBf16;
   expect_chosen(s, {"linear_batch_sm90", "linear_mma_sm80", "linear_rows_sm75"});
   s.m = 65;
-  expect_chosen(s, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_tiles_sm75"});
+  expect_chosen(s, {"linear_turns_sm90", "linear_mma_sm80", "linear_tiles_sm75"});
   s.dtype = kF32, s.m = 1;
   expect_chosen(s, {"linear_rows_sm75"});
 

@@ -613,6 +613,28 @@ std::vector<CasePtr> linear_test_cases() {
       list.add(s);
     }
   }
+  // Weight-only layers of many tokens: rows that blocks divide among them along k, then tiles of 256 tokens,
+  // one or two for every SM of 132.
+  Random weight_only(19);
+  for (const int64_t n : {70, 520}) {
+    for (const int64_t tokens : {70, 130, 250}) {
+      LinearSpec s = random_tensor_core_spec(weight_only, tokens);
+      s.n = n, s.k = 8 * weight_only.pick<int64_t>({130, 301});
+      list.add(s);
+    }
+  }
+  for (const qf_format format : {QF_INT4, QF_INT8, QF_FP8_E4M3}) {
+    LinearSpec s = random_tensor_core_spec(weight_only, 2040);
+    s.weight.format = format, s.weight.block = {1, 128};
+    s.weight.is_asymmetric = s.weight.is_gated = false;
+    s.n = 4200, s.k = 40;
+    list.add(s);
+  }
+  LinearSpec gated = random_tensor_core_spec(weight_only, 1020);
+  gated.weight.format = QF_INT4, gated.weight.block = {1, 128};
+  gated.weight.is_asymmetric = gated.weight.is_gated = true;
+  gated.n = 4200, gated.k = 136;
+  list.add(gated);
   // A NaN is its own token's alone.
   for (const int64_t m : {2, 3}) {
     LinearSpec s;

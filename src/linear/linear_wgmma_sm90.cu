@@ -45,7 +45,7 @@ constexpr int kConsumerWarps = 8, kConsumerThreads = 32 * kConsumerWarps;  // tw
 constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
 constexpr int kBoxCols = 64;  // 128 bytes: what a swizzled row has
 constexpr int kMaxStages = 12;
-constexpr int kTokenGroup = 8;  // blocks of tokens whose x stays in L2 while the weight goes by
+constexpr int64_t kMaxTokens = 64;
 
 template <int kTokens_, int kStripsPerWarp_>
 struct Shape {
@@ -67,7 +67,7 @@ struct Shape {
 
 // How a call is laid out on the GPU.
 struct Plan {
-  int64_t row_blocks, token_blocks;
+  int64_t row_blocks;
   int32_t splits;  // blocks of a cluster, which share a tile of y
   int32_t stages;  // of the ring
   int32_t stage_bytes;
@@ -93,17 +93,7 @@ struct Smem {
   }
 };
 
-// ---- The tiles of y ----
-
-struct Tile {
-  int64_t row_block, token_block;
-};
-__device__ Tile tile_at(const Plan& plan, int64_t index) {
-  const int64_t per_group = kTokenGroup * plan.row_blocks;
-  const int64_t first = index / per_group * kTokenGroup, in_group = index % per_group;
-  const int64_t tokens = min(plan.token_blocks - first, int64_t{kTokenGroup});
-  return {in_group / tokens, first + in_group % tokens};
-}
+// ---- The tiles of y: blocks of rows, and all tokens ----
 
 struct Share {
   int64_t first_tile, tile_step, tiles;  // of y
@@ -113,7 +103,7 @@ struct Share {
 __device__ Share share_of(const Plan& plan, const StripLayout& w) {
   const int rank = plan.splits > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
   const int tiles = static_cast<int>(w.tiles);
-  return {blockIdx.x / plan.splits,   gridDim.x / plan.splits,          plan.row_blocks * plan.token_blocks,
+  return {blockIdx.x / plan.splits,   gridDim.x / plan.splits,          plan.row_blocks,
           tiles * rank / plan.splits, tiles * (rank + 1) / plan.splits, rank};
 }
 
@@ -126,36 +116,33 @@ struct Producer {
   const CUtensorMap &x_map, &w_map;
   const Smem<S> smem;
 
-  __device__ void copy_weight(const Tile& tile, int k, int stage, uint64_t policy) const {
+  __device__ void copy_weight(int64_t tile, int k, int stage, uint64_t policy) const {
     const uint32_t full = smem.full + 8 * stage, to = smem.ring + stage * plan.stage_bytes + S::kXBytes;
     ptx::barrier_expect(full, S::kXBytes + S::kStrips * p.strips.layout.tile_bytes);
-    ptx::box_copy(to, w_map, 0, k * plan.tile_pieces, static_cast<int>(tile.row_block) * S::kStrips, full,
-                  policy);
+    ptx::box_copy(to, w_map, 0, k * plan.tile_pieces, static_cast<int>(tile) * S::kStrips, full, policy);
   }
-  __device__ void copy_x(const Tile& tile, int k, int stage) const {
-    const int column = k * StripLayout::kCols, row = static_cast<int>(tile.token_block) * S::kTokens;
+  __device__ void copy_x(int k, int stage) const {
+    const int column = k * StripLayout::kCols;
     const uint32_t to = smem.ring + stage * plan.stage_bytes, full = smem.full + 8 * stage;
-    ptx::box_copy(to, x_map, column, row, full);
-    ptx::box_copy(to + S::kXBytes / 2, x_map, column + kBoxCols, row, full);
+    ptx::box_copy(to, x_map, column, 0, full);
+    ptx::box_copy(to + S::kXBytes / 2, x_map, column + kBoxCols, 0, full);
   }
   __device__ void run(const Share& share) const {
-    const uint64_t policy = plan.token_blocks == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
+    const uint64_t policy = ptx::evict_first_policy();
     // The weight's part of the first round does not wait for the kernel before.
-    const Tile first = tile_at(plan, share.first_tile);
     const int early = min(plan.stages, share.end_k - share.first_k);
-    for (int i = 0; i < early; ++i) copy_weight(first, share.first_k + i, i, policy);
+    for (int i = 0; i < early; ++i) copy_weight(share.first_tile, share.first_k + i, i, policy);
     ptx::wait_for_previous_kernel();
-    for (int i = 0; i < early; ++i) copy_x(first, share.first_k + i, i);
+    for (int i = 0; i < early; ++i) copy_x(share.first_k + i, i);
 
     Cursor cursor;
     int done = 0;
-    for (int64_t index = share.first_tile; index < share.tiles; index += share.tile_step) {
-      const Tile tile = tile_at(plan, index);
+    for (int64_t tile = share.first_tile; tile < share.tiles; tile += share.tile_step) {
       for (int k = share.first_k; k < share.end_k; ++k, cursor.advance(plan.stages)) {
         if (done++ < early) continue;
         ptx::barrier_wait(smem.empty + 8 * cursor.at, cursor.parity ^ 1);
         copy_weight(tile, k, cursor.at, policy);
-        copy_x(tile, k, cursor.at);
+        copy_x(k, cursor.at);
       }
     }
   }
@@ -342,7 +329,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   Consumer<S, Format, T> consumer = {p.strips.layout, thread / 32, thread % 32, {}};
   Ring ring = {smem.ring, smem.full, smem.empty, plan.stages, plan.stage_bytes, {}};
   const int groups = p.strips.layout.groups, count = share.end_k - share.first_k;
-  for (int64_t index = share.first_tile; index < share.tiles; index += share.tile_step) {
+  for (int64_t tile = share.first_tile; tile < share.tiles; tile += share.tile_step) {
     if (groups == 1) consumer.template multiply<1>(ring, count);
     else if (groups == 2) consumer.template multiply<2>(ring, count);
     else consumer.template multiply<4>(ring, count);
@@ -356,9 +343,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
       sums = exchange.run(thread);
       ptx::cluster_arrive_relaxed();  // whoever sent to this block may leave
     }
-    const Tile tile = tile_at(plan, index);
-    linear::finish_tile<S::kRows, S::kTotalsStride>(
-        p, staged, tile.token_block * S::kTokens, tile.row_block * S::kRows, sums, thread, kConsumerThreads);
+    linear::finish_tile<S::kRows, S::kTotalsStride>(p, staged, 0, tile * S::kRows, sums, thread,
+                                                    kConsumerThreads);
   }
   if (is_split) ptx::cluster_wait();
 }
@@ -372,22 +358,17 @@ Verdict accepts(const Problem& p) {
       .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "the activations are not FP16 or BF16")
       .require(reinterpret_cast<uint64_t>(p.x.data) % 16 == 0 && p.x.row_stride % 8 == 0,
                "rows of x do not begin at multiples of 16 bytes")
-      .require(p.m < 1ll << 31, "m is 2^31 or more");
+      .require(p.m <= kMaxTokens, "m is more than 64");
 }
 
-// run(Shape): as few tokens as hold all. Up to 64 of them, 256 rows where that still fills the GPU, because x
-// is then copied half as often. Of more than 64, by which the last wave of blocks is over sooner: a block of
-// 128 takes about 4/3 of the time of one of 64.
+// run(Shape): as few tokens as hold all, and 256 rows where that still fills the GPU, because x is then
+// copied half as often.
 template <class Run>
 void with_shape(const Problem& p, const Run& run) {
   const int64_t strips = p.strips.layout.strips, sms = gpu_num_sms(p.device.id);
-  const auto waves = [&](int64_t tokens) {
-    return ceil_div(ceil_div(strips, kConsumerWarps) * ceil_div(p.m, tokens), sms);
-  };
   if (p.m <= 32) run(Shape<32, 1>{});
-  else if (p.m <= 64 && strips > 2 * kConsumerWarps * sms * 3 / 4) run(Shape<64, 2>{});
-  else if (p.m <= 64 || waves(64) * 3 < waves(128) * 4) run(Shape<64, 1>{});
-  else run(Shape<128, 1>{});
+  else if (strips > 2 * kConsumerWarps * sms * 3 / 4) run(Shape<64, 2>{});
+  else run(Shape<64, 1>{});
 }
 
 template <class S>
@@ -396,14 +377,13 @@ Plan make_plan(const Problem& p) {
   const StripLayout& w = p.strips.layout;
   Plan plan = {};
   plan.row_blocks = ceil_div(w.strips, S::kStrips);
-  plan.token_blocks = ceil_div(p.m, S::kTokens);
-  const int64_t tiles = plan.row_blocks * plan.token_blocks;
   const int64_t places = static_cast<int64_t>(gpu_num_sms(p.device.id)) * S::kBlocksPerSm;
   // Pairs of blocks find a place on all SMs, larger clusters leave about a tenth of them over.
-  const int64_t fitting = std::max(places * 9 / 10 / tiles, std::min<int64_t>(places / tiles, 2));
+  const int64_t fitting =
+      std::max(places * 9 / 10 / plan.row_blocks, std::min<int64_t>(places / plan.row_blocks, 2));
   plan.splits =
       static_cast<int32_t>(std::max<int64_t>(std::min({fitting, w.tiles / 2, int64_t{S::kMaxSplits}}), 1));
-  plan.grid = static_cast<int32_t>(std::min(tiles, places / plan.splits) * plan.splits);
+  plan.grid = static_cast<int32_t>(std::min(plan.row_blocks, places / plan.splits) * plan.splits);
   plan.tile_pieces = linear::tile_pieces(w);
   plan.stage_bytes = static_cast<int32_t>(round_up(S::kXBytes + S::kStrips * w.tile_bytes, 1024));
   const int others = S::kTotalsBytes + (plan.splits > 1 ? S::kInboxBytes : 0) + kBarrierBytes;

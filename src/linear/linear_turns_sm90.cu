@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )               x: f16 | bf16; many tokens
+//
+// The weight is the operand in registers, the tokens are the columns of wgmma:
+//   gmem x --box copies--> smem, swizzled --------------------------------.
+//   gmem q --box copies--> smem --lds--> regs --decode--> 16-bit numbers --wgmma--> sums of a group
+//     --* s--> totals --> bias, activation, * up --stmatrix--> smem --box copies--> y
+// Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
+// is rounded that the formula does not round.
+//
+// A block has a warp that copies and two warpgroups of consumers, each 64 rows of the weight (a strip a warp)
+// by all tokens of the tile. While wgmma reads and writes its sums a scheduler has room for about one
+// instruction in three cycles, whichever it is: what counts are the instructions beside wgmma. A decoded code
+// therefore serves as many tokens as there are registers for totals, and the tokens are multiplied 64 at a
+// time, into two sets of sums in turn: while one is scaled and added to the totals, the tensor cores make the
+// other.
+//
+// Blocks stay and take tile after tile. With few tiles of y the blocks of a cluster split k; each sends its
+// totals to the blocks that the tokens belong to, and they add them in the order of k.
+//
+// The kernel before may still be running (programmatic dependent launch): until it has ended only the weight
+// is read.
+#include <cuda.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "core/choose.h"
+#include "cuda/cursor.h"
+#include "cuda/ptx/dependent_launch.h"
+#include "cuda/ptx/wgmma.h"
+#include "linear/linear_turns_finish.h"
+#include "linear/strip_boxes.h"
+#include "linear/strip_codes.h"
+
+namespace quantfuse::linear_turns_sm90 {
+namespace {
+
+constexpr int kTokenGroup = 1024;  // tokens whose x stays in L2 while the weight goes by
+
+// ---- The tiles of y ----
+
+struct Tile {
+  int row_block, token_block;
+};
+
+// Which tiles, and which tiles of a strip, are this block's.
+struct Share {
+  int first, step, tiles;
+  int first_k, end_k;
+  int rank;
+
+  template <int kTokens, class Body>
+  __device__ __forceinline__ void each_tile(const Plan& plan, const Body& body) const {
+    constexpr int kGroup = kTokenGroup / kTokens;
+    const int per_group = kGroup * plan.row_blocks;
+    for (int index = first; index < tiles; index += step) {
+      const int first_block = index / per_group * kGroup, in_group = index % per_group;
+      const int tokens = min(plan.token_blocks - first_block, kGroup);
+      body(Tile{in_group / tokens, first_block + in_group % tokens});
+    }
+  }
+};
+__device__ Share share_of(const Plan& plan, const StripLayout& w) {
+  const int rank = static_cast<int>(ptx::cluster_rank()), tiles = static_cast<int>(w.tiles);
+  return {static_cast<int>(blockIdx.x) / plan.splits, static_cast<int>(gridDim.x) / plan.splits,
+          plan.row_blocks * plan.token_blocks,        tiles * rank / plan.splits,
+          tiles * (rank + 1) / plan.splits,           rank};
+}
+
+// ---- The producer: one thread ----
+
+template <class S>
+struct Producer {
+  const Problem& p;
+  const Plan& plan;
+  const CUtensorMap &x_map, &w_map;
+  const Smem& smem;
+
+  __device__ void copy_weight(const Tile& tile, int k, int slot, uint64_t policy) const {
+    const uint32_t full = smem.weight_full + 8 * slot;
+    ptx::barrier_expect(full, kStrips * p.strips.layout.tile_bytes);
+    ptx::box_copy(smem.weight + slot * plan.weight_bytes, w_map, 0, k * plan.tile_pieces,
+                  tile.row_block * kStrips, full, policy);
+  }
+  __device__ void copy_x(const Tile& tile, int k, int half, int slot) const {
+    const int column = k * StripLayout::kCols, row = tile.token_block * S::kTokens + half * kSlotTokens;
+    const uint32_t to = smem.x + slot * kSlotBytes, full = smem.x_full + 8 * slot;
+    ptx::barrier_expect(full, kSlotBytes);
+    ptx::box_copy(to, x_map, column, row, full);
+    ptx::box_copy(to + kBoxBytes, x_map, column + kBoxCols, row, full);
+  }
+  __device__ void run(const Share& share) const {
+    const uint64_t policy = plan.token_blocks == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
+    const int early = min(plan.weight_slots, share.end_k - share.first_k);
+    int done = 0;
+    Cursor x, weight;
+    share.each_tile<S::kTokens>(plan, [&](const Tile& tile) {
+      if (done == 0) {  // the weight's part of the first round does not wait for the kernel before
+        for (int i = 0; i < early; ++i) copy_weight(tile, share.first_k + i, i, policy);
+        ptx::wait_for_previous_kernel();
+      }
+      for (int k = share.first_k; k < share.end_k; ++k, weight.advance(plan.weight_slots)) {
+        if (done++ >= early) {
+          ptx::barrier_wait(smem.weight_empty + 8 * weight.at, weight.parity ^ 1);
+          copy_weight(tile, k, weight.at, policy);
+        }
+#pragma unroll
+        for (int half = 0; half < S::kSlots; ++half, x.advance(kXSlots)) {
+          ptx::barrier_wait(smem.x_empty + 8 * x.at, x.parity ^ 1);
+          copy_x(tile, k, half, x.at);
+        }
+      }
+    });
+  }
+};
+
+// ---- The consumers ----
+
+template <class S, qf_format Format, class T>
+struct Consumer {
+  using Codes = StripCodes<Format, T>;
+  const StripLayout& w;
+  const Smem& smem;
+  const int weight_slots, weight_bytes;
+  int group, warp, lane;  // the warpgroup, its warp, and the warp's lane
+  Cursor x, weight;
+  float totals[S::kParts][kPartSums];
+
+  __device__ uint32_t take_x() {
+    ptx::barrier_wait(smem.x_full + 8 * x.at, x.parity);
+    const uint32_t slot = x.at;
+    x.advance(kXSlots);
+    return slot;
+  }
+  __device__ void give_back_x(uint32_t slot) const {
+    if (lane == 0) ptx::barrier_arrive(smem.x_empty + 8 * slot);
+  }
+  __device__ uint32_t take_weight() {
+    ptx::barrier_wait(smem.weight_full + 8 * weight.at, weight.parity);
+    const uint32_t slot = weight.at;
+    weight.advance(weight_slots);
+    return slot;
+  }
+  // A warp's tile in a place of the ring.
+  __device__ uint32_t tile_in(uint32_t slot) const {
+    return smem.weight + slot * weight_bytes + (group * 4 + warp) * w.tile_bytes;
+  }
+
+  // Steps 4 kHalf .. 4 kHalf + 3 of a tile.
+  template <int kGroups, bool kHasZeros, int kHalf>
+  __device__ __forceinline__ void decode(uint32_t tile, uint32_t (&a)[kSteps][4]) const {
+    constexpr int kVectors = Codes::kTileVectors / 2;
+    uint4 vectors[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i)
+      vectors[i] = ptx::load_shared16(tile + ((kHalf * kVectors + i) * 32 + lane) * 16);
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
+    uint32_t offsets[2] = {Codes::offset(0), Codes::offset(0)};
+#pragma unroll
+    for (int i = 0; i < kSteps / 2; ++i) {
+      const int step = kHalf * (kSteps / 2) + i;
+      if (kHasZeros && (i == 0 || step * kGroups % kSteps == 0)) {
+        const uint32_t zeros = tile + w.zero_offset() + step * kGroups / kSteps * 16 + lane / 4;
+        offsets[0] = Codes::offset(ptx::load_shared_s8(zeros));
+        offsets[1] = Codes::offset(ptx::load_shared_s8(zeros + 8));
+      }
+      Codes::decode(words + i * Codes::kStepWords, offsets, a[step]);
+    }
+  }
+
+  // totals = the sum over the next `count` tiles of the strips.
+  //
+  // A unit is a group of columns by a part of the tokens: its sums are made while those of the unit before
+  // are scaled. At the end of a tile nothing is under way: its codes' registers are free then, and the
+  // compiler allows for no less at the end of a loop. The next one's first products begin when half of it is
+  // decoded.
+  template <int kGroups, bool kHasZeros>
+  __device__ __forceinline__ void multiply(int count) {
+    constexpr int kGroupSteps = kSteps / kGroups, kUnits = S::kParts * kGroups, kHalf = kSteps / 2;
+    uint32_t a[kSteps][4];
+    float sums[2][kPartSums], scale[2][2] = {};
+#pragma unroll
+    for (auto& part : totals)
+#pragma unroll
+      for (float& total : part) total = 0.0f;
+#pragma unroll
+    for (float& sum : sums[1]) sum = 0.0f;
+
+    // Adds the steps [first, end) of a unit. x_rows: where the slot is; the rest is constants.
+    const auto make_sums = [&](int unit, uint64_t x_rows, int first, int end) {
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int i = first; i < end; ++i) {
+        const int step = unit % kGroups * kGroupSteps + i;
+        const int offset = unit / kGroups % 2 * (kPartTokens * 128) + step / 4 * kBoxBytes;
+        ptx::wgmma<T>(sums[unit % 2], a[step], x_rows + (offset + 32 * (step % 4)) / 16, i > 0);
+      }
+    };
+    const auto load_scale = [&](int unit, uint32_t tile) {
+      const uint32_t from = tile + w.scale_offset() + (unit % kGroups * 16 + lane / 4) * 4;
+      scale[unit % 2][0] = ptx::load_shared_float(from);
+      scale[unit % 2][1] = ptx::load_shared_float(from + 32);
+    };
+    const auto promote = [&](int unit) {
+#pragma unroll
+      for (int i = 0; i < kPartSums; ++i) {
+        float& total = totals[unit / kGroups][i];
+        total = fmaf(sums[unit % 2][i], scale[unit % 2][i / 2 % 2], total);
+      }
+    };
+
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+      const uint32_t weight_slot = take_weight(), tile = tile_in(weight_slot);
+      decode<kGroups, kHasZeros, 0>(tile, a);
+      load_scale(0, tile);
+      uint32_t slot = take_x();
+      uint64_t x_rows = ptx::swizzled_rows(smem.x + slot * kSlotBytes, 0);
+      make_sums(0, x_rows, 0, min(kHalf, kGroupSteps));
+      decode<kGroups, kHasZeros, 1>(tile, a);
+      if constexpr (kGroups == 1) make_sums(0, x_rows, kHalf, kSteps);
+      ptx::wgmma_commit();
+      promote(kUnits - 1);  // of the tile before
+#pragma unroll
+      for (int unit = 1; unit < kUnits; ++unit) {
+        const uint32_t before = slot;
+        const bool is_first_of_slot = unit % (2 * kGroups) == 0;
+        if (is_first_of_slot) slot = take_x(), x_rows = ptx::swizzled_rows(smem.x + slot * kSlotBytes, 0);
+        if (kGroups > 1) load_scale(unit, tile);
+        else scale[unit % 2][0] = scale[0][0], scale[unit % 2][1] = scale[0][1];
+        make_sums(unit, x_rows, 0, kGroupSteps);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+        promote(unit - 1);
+        if (is_first_of_slot) give_back_x(before);
+      }
+      if (lane == 0) ptx::barrier_arrive(smem.weight_empty + 8 * weight_slot);
+      ptx::wgmma_wait<0>();
+      give_back_x(slot);
+    }
+    promote(kUnits - 1);
+  }
+  __device__ __forceinline__ void multiply(int count) {
+    if (w.has_zeros && Codes::kHasZeroPoints) multiply_groups<Codes::kHasZeroPoints>(count);
+    else multiply_groups<false>(count);
+  }
+  template <bool kHasZeros>
+  __device__ __forceinline__ void multiply_groups(int count) {
+    if constexpr (S::kMaxGroups > 1) {
+      if (w.groups == 2) return multiply<2, kHasZeros>(count);
+      if (w.groups == 4) return multiply<4, kHasZeros>(count);
+    }
+    multiply<1, kHasZeros>(count);
+  }
+};
+
+// ---- The kernel ----
+
+template <class S, qf_format Format, class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map,
+           const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map,
+           const __grid_constant__ Plan plan, float* staged) {
+  using C = Consumer<S, Format, T>;
+  extern __shared__ __align__(1024) char shared[];
+  const Smem smem(plan, shared);
+  const Share share = share_of(plan, p.strips.layout);
+  const bool is_split = plan.splits > 1;
+  const Exchange<S, C> exchange = {smem, plan.splits, share.rank};
+  const int thread = static_cast<int>(threadIdx.x);
+  ptx::allow_next_kernel();
+  if (thread == 0) {
+    ptx::prefetch_map(x_map), ptx::prefetch_map(w_map);
+    for (int i = 0; i < kXSlots; ++i) {
+      ptx::barrier_init(smem.x_full + 8 * i, 1);
+      ptx::barrier_init(smem.x_empty + 8 * i, kConsumers * 4);
+    }
+    for (int i = 0; i < plan.weight_slots; ++i) {
+      ptx::barrier_init(smem.weight_full + 8 * i, 1);
+      ptx::barrier_init(smem.weight_empty + 8 * i, kConsumers * 4);
+    }
+    ptx::barrier_init(smem.arrived, 1);
+    ptx::barrier_init_fence();
+    if (is_split) exchange.expect();
+  }
+  __syncthreads();
+
+  if (thread >= kConsumerThreads) {
+    ptx::release_registers<24>();
+    if (thread == kConsumerThreads) Producer<S>{p, plan, x_map, w_map, smem}.run(share);
+    __syncwarp();
+    if (is_split) {
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
+    }
+  } else {
+    ptx::claim_registers<240>();
+    C consumer = {p.strips.layout,
+                  smem,
+                  plan.weight_slots,
+                  plan.weight_bytes,
+                  thread / 128,
+                  thread / 32 % 4,
+                  thread % 32,
+                  {},
+                  {},
+                  {}};
+    ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
+    const int count = share.end_k - share.first_k;
+    share.each_tile<S::kTokens>(plan, [&](const Tile& tile) {
+      consumer.multiply(count);
+      ptx::hide(consumer.lane);  // or addresses of the epilogue would be kept in registers meanwhile
+      const int64_t first_token = int64_t{tile.token_block} * S::kTokens,
+                    first_row = int64_t{tile.row_block} * kRows;
+      if (is_split) exchange.run(p, consumer, first_token, first_row, staged);
+      else Finisher<C>{p, y_map, smem, consumer, first_token, first_row}.run(plan.stores_boxes, staged);
+    });
+    if (thread % 128 == 0) ptx::wait_stores();
+  }
+  // No block leaves while another may still read or write what it has.
+  if (is_split) {
+    ptx::cluster_arrive_relaxed();
+    ptx::cluster_wait();
+  }
+}
+
+// ---- The host's side ----
+
+constexpr int64_t kMinTokens = 65;
+
+Verdict accepts(const Problem& p) {
+  return Requirements()
+      .require(p.strips.is_there, "the weight is not packed (qf_weight_pack)")
+      .require(!p.has_act_quant(), "the activations are quantized")
+      .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "the activations are not FP16 or BF16")
+      .require(p.m >= kMinTokens, "m is at most 64")
+      .require(reinterpret_cast<uint64_t>(p.x.data) % 16 == 0 && p.x.row_stride % 8 == 0,
+               "rows of x do not begin at multiples of 16 bytes")
+      .require(p.m < 1ll << 31, "m is 2^31 or more");
+}
+
+// How a call is divided: by an estimate of the cycles after which the last block ends. What a tile of the
+// strips and the end of a tile of y take are measured; 256 tokens draw less power, by which the clock is
+// higher.
+struct Division {
+  int tokens, splits;
+  double cycles;
+};
+Division divide(const Problem& p) {
+  const StripLayout& w = p.strips.layout;
+  const int64_t sms = gpu_num_sms(p.device.id);
+  Division best = {};
+  for (const int tokens : {128, 256}) {
+    if (tokens == 256 && w.groups > Shape<256>::kMaxGroups) continue;
+    const int64_t tiles = ceil_div(w.strips, kStrips) * ceil_div(p.m, tokens);
+    const double stage = tokens == 256 ? 2380 : 1200;
+    for (int splits = 1; splits <= kMaxSplits; ++splits) {
+      // Pairs of blocks find a place on all SMs, larger clusters leave about a tenth of them over.
+      const int64_t places = splits <= 2 ? sms / splits : sms * 9 / 10 / splits;
+      if (splits > 1 && (tiles > places || w.tiles < 2 * splits)) break;
+      const double end = splits > 1 ? 3000 + 20 * tokens : 400 + 14 * tokens;
+      const auto waves = static_cast<double>(ceil_div(tiles, places));
+      const double cycles = waves * (static_cast<double>(ceil_div(w.tiles, splits)) * stage + end);
+      if (best.tokens == 0 || cycles < best.cycles) best = {tokens, splits, cycles};
+    }
+  }
+  return best;
+}
+
+template <class S>
+Plan make_plan(const Problem& p, int splits) {
+  constexpr int kSmemOfBlock = 227 * 1024;
+  const StripLayout& w = p.strips.layout;
+  Plan plan = {};
+  plan.row_blocks = static_cast<int32_t>(ceil_div(w.strips, kStrips));
+  plan.token_blocks = static_cast<int32_t>(ceil_div(p.m, S::kTokens));
+  plan.splits = splits;
+  const int64_t tiles = int64_t{plan.row_blocks} * plan.token_blocks;
+  plan.grid = static_cast<int32_t>(std::min<int64_t>(tiles, gpu_num_sms(p.device.id) / splits) * splits);
+  plan.tile_pieces = linear::tile_pieces(w);
+  plan.weight_bytes = static_cast<int32_t>(round_up(kStrips * w.tile_bytes, 128));
+  constexpr int kOthers = kXSlots * kSlotBytes + kConsumers * kStagedBytes;
+  const int room = kSmemOfBlock - kOthers - Smem::kBarrierBytes;
+  plan.weight_slots = std::min(room / plan.weight_bytes, kMaxWeightSlots);
+  plan.barriers = kOthers + plan.weight_slots * plan.weight_bytes;
+  if (splits > 1) {
+    const int64_t parts = S::kTokens + (splits - 1) * ceil_div(S::kTokens, splits);
+    plan.barriers = std::max(plan.barriers, static_cast<int32_t>(parts * kRows * 4));
+  }
+  plan.smem_bytes = plan.barriers + Smem::kBarrierBytes;
+  const Matrix& y = p.out.y;
+  plan.stores_boxes = !p.out.is_quantized() && !p.residual && dtype_bytes(y.dtype) == 2 && has_boxes(y);
+  return plan;
+}
+
+template <class S, qf_format Format, class T>
+void launch_shape(const Problem& p, float* staged, int splits, const Launch& launch) {
+  const Plan plan = make_plan<S>(p, splits);
+  const CUtensorMap x_map = row_boxes(p.x, kSlotTokens), w_map = linear::strip_boxes(p.strips, kStrips);
+  CUtensorMap y_map = {};
+  if (plan.stores_boxes) {
+    const int cols = p.is_gated() ? kGroupRows / 2 : kGroupRows;
+    y_map = tensor_map<2>(map_type(p.out.y.dtype), p.out.y.data, {p.n_out, p.m}, {p.out.y.row_stride * 2},
+                          {cols, kPartTokens},
+                          p.is_gated() ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
+  }
+  LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(kThreads),
+                       static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
+  shape.cluster = static_cast<unsigned>(splits);
+  launch_kernel("linear_turns_sm90", kernel<S, Format, T>, shape, launch, p, x_map, w_map, y_map, plan,
+                staged);
+}
+
+void launch(const Problem& problem, const Launch& launch) {
+  linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
+    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
+      choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
+        using T = std::conditional_t<is_bf16.value, bf16, f16>;
+        const Division division = divide(p);
+        choose_value<128, 256>(division.tokens, [&](auto tokens) {
+          launch_shape<Shape<tokens.value>, format.value, T>(p, staged, division.splits, launch);
+        });
+      });
+    });
+  });
+}
+
+}  // namespace
+
+extern const Kernel<Problem> entry = {"linear_turns_sm90", Target::sm90, accepts,
+                                      linear::canonical_workspace_bytes, launch};
+
+}  // namespace quantfuse::linear_turns_sm90
