@@ -5,8 +5,8 @@
 // activations, linear_int.h is faster.
 //
 //   m <= 4   packed codes --load, decode--> registers --multiply--> totals   (the traffic is the codes)
-//   m > 4    the same for a tile of 6 rows, and what is decoded --> 32 KB or less in L1 --multiply with further
-//            tiles--> totals
+//   m > 4    the same for a tile of 6 rows, and what is decoded --> 32 KB or less in L1 --multiply with
+//            further tiles--> totals
 //
 // Either way a sum is one chain per 128 k, times the scale, added to the total: the same bits for every m.
 //

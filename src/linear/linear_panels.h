@@ -7,8 +7,8 @@
 // every thread takes a range of panels for a chunk of rows:
 //
 //   for each pair of panels, whose totals are on the stack
-//     for each segment of k, for each tile of rows: product of the tile, times the scale, added to the totals.
-//       The first tile decodes the codes, into the L1 cache, on its way
+//     for each segment of k, for each tile of rows: product of the tile, times the scale, added to the
+//       totals. The first tile decodes the codes, into the L1 cache, on its way
 //     epilogue of the pair
 #pragma once
 
@@ -335,7 +335,8 @@ QF_INLINE int64_t panel_grain(const Plan& plan, int64_t rows) {
 }
 
 // All rows of a batch by all panels. Threads divide the pairs of panels, each of which is as many shares as
-// there are chunks of rows: the ranges are equal, and what a thread has of a chunk comes before the next chunk.
+// there are chunks of rows: the ranges are equal, and what a thread has of a chunk comes before the next
+// chunk.
 template <class Work>
 QF_INLINE void multiply_batch(const Work& work) {
   const auto& c = work.batch;
