@@ -124,17 +124,16 @@ QF_INLINE void decode_panel(const Decoder& decoder, const uint8_t* codes, [[mayb
   }
 }
 
-// [k / 8][2][lanes] words of 8 nibbles -> [k / 4][2][lanes] words of 4 bytes.
+// 8 nibbles of a word as 2 words of 4 bytes: the low ones are the first 4 k.
 template <class S>
-QF_INLINE void spread_nibbles(const uint8_t* codes, int64_t k, int32_t* out) {
-  const auto low = S::set1(0x0f0f0f0f);
-  for (int64_t word = 0; word < k / 8; ++word, codes += 8 * S::kLanes, out += 4 * S::kLanes) {
-    const auto word0 = S::load_i(codes), word1 = S::load_i(codes + 4 * S::kLanes);
-    S::store_i(out, S::and_(word0, low));
-    S::store_i(out + S::kLanes, S::and_(word1, low));
-    S::store_i(out + 2 * S::kLanes, S::and_(S::template shr<4>(word0), low));
-    S::store_i(out + 3 * S::kLanes, S::and_(S::template shr<4>(word1), low));
+struct NibbleDecoder {
+  using Dot = ByteDot<S>;
+  static constexpr int kPerWord = 8, kSteps = 2;
+
+  template <int Step, bool HasZeros>
+  QF_INLINE typename S::I step(typename S::I word, typename S::F) const {
+    return S::and_(Step == 0 ? word : S::template shr<4>(word), S::set1(0x0f0f0f0f));
   }
-}
+};
 
 }  // namespace quantfuse

@@ -130,7 +130,7 @@ struct Avx2 {
     const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(exponent), _mm256_set1_epi32(127));
     return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
   }
-  QF_SIMD F reciprocal(F a) { return _mm256_div_ps(_mm256_set1_ps(1.0f), a); }
+  QF_SIMD F div(F a, F b) { return _mm256_div_ps(a, b); }
   QF_SIMD F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   QF_SIMD F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
   QF_SIMD F max(F a, F b) { return _mm256_max_ps(a, b); }

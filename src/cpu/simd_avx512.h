@@ -104,12 +104,7 @@ struct Avx512 {
   QF_SIMD F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   QF_SIMD F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   QF_SIMD F times_power_of_2(F a, F exponent) { return _mm512_scalef_ps(a, exponent); }  // a whole exponent
-  // 1 / a within 2 units in the last place, for a from 1 to 2^126, past which its result is subnormal and
-  // slow.
-  QF_SIMD F reciprocal(F a) {
-    const F r = _mm512_rcp14_ps(a);
-    return _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0f)), r);
-  }
+  QF_SIMD F div(F a, F b) { return _mm512_div_ps(a, b); }
   QF_SIMD F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
   QF_SIMD F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
   // Where one operand is NaN these give `b`: max(x, acc) skips NaN in x.

@@ -47,6 +47,7 @@ struct ByteDot {
   static constexpr int kPerWord = 4;
 
   QF_INLINE static typename S::I load(const int32_t* w) { return S::load_i(w); }
+  QF_INLINE static void store(int32_t* w, typename S::I v) { S::store_i(w, v); }
   QF_INLINE static Sum add(Sum sum, typename S::I w, typename S::I x) { return S::dot4(sum, w, x); }
 };
 
@@ -94,6 +95,23 @@ struct RowsAhead {
 
 // ---- The tile ----
 
+// A run of k in packed panels, and the zero points of its group.
+struct PackedRun {
+  const uint8_t* codes;
+  int64_t panel_bytes;  // from panel to panel
+  const float* zeros;   // [2][lanes]
+  int64_t panel_zeros;
+};
+
+// Up to two steps that a tile has not added yet.
+template <class Word>
+struct LastSteps {
+  const Word* x;
+  const Word* w;
+  int64_t panel_stride;
+  int64_t count;
+};
+
 template <class Dot, int MT, int NP>
 struct Tile {
   using S = typename Dot::S;
@@ -111,19 +129,61 @@ struct Tile {
   QF_INLINE void clear() {
     each([](auto& sum, auto, auto) __attribute__((always_inline)) { sum = typename Dot::Sum{}; });
   }
-  // Panel q of w is q * panel_stride words behind the first.
+  // The products of `steps` steps of k, but for the last few, which finish() adds. Panel q of w is
+  // q * panel_stride words behind the first.
   template <class Ahead>
-  QF_INLINE void add(const typename Dot::Word* x, const typename Dot::Word* w, int64_t panel_stride,
-                     int64_t steps, Ahead ahead) {
+  QF_INLINE LastSteps<typename Dot::Word> add(const typename Dot::Word* x, const typename Dot::Word* w,
+                                              int64_t panel_stride, int64_t steps, Ahead ahead) {
     // Two steps at a time, for fewer instructions of the loop itself and fewer fetches: 1 to 3% on an Ice
     // Lake.
-    int64_t i = 0;
-    for (; i + 2 <= steps; i += 2, x += 2 * MT, w += 4 * S::kLanes) {
+    for (; steps > 2; steps -= 2, x += 2 * MT, w += 4 * S::kLanes) {
       ahead.template fetch<NP>(w, panel_stride);
       add_step(x, w, panel_stride);
       add_step(x + MT, w + 2 * S::kLanes, panel_stride);
     }
-    if (i < steps) add_step(x, w, panel_stride);
+    return {x, w, panel_stride, steps};
+  }
+  // The same for codes that are decoded on the way (cpu/panel_codes.h), `words` of a lane's packed words, and
+  // stored as the w of further tiles: both take turns with products, where decoding alone waits for its
+  // stores.
+  template <bool HasZeros, class Decoder, class Ahead>
+  QF_INLINE void add_decoding(const Decoder& decoder, const PackedRun& run, int64_t words,
+                              const typename Dot::Word* x, typename Dot::Word* w, int64_t panel_stride,
+                              Ahead ahead) {
+    constexpr int64_t L = S::kLanes;
+    for (int64_t word = 0; word < words; ++word) {
+      const uint8_t* codes = run.codes + word * 8 * L;
+      unrolled<Decoder::kSteps>([&](auto step) __attribute__((always_inline)) {
+        if constexpr (step % 2 == 0) ahead.template fetch<NP>(codes, run.panel_bytes);
+        decltype(Dot::load(w)) columns[kVectors];
+        unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+          const auto packed = S::load_i(codes + v / 2 * run.panel_bytes + v % 2 * 4 * L);
+          typename S::F zero = {};
+          if constexpr (HasZeros) zero = S::load(run.zeros + v / 2 * run.panel_zeros + v % 2 * L);
+          columns[v] = decoder.template step<step.value, HasZeros>(packed, zero);
+          Dot::store(w + v / 2 * panel_stride + v % 2 * L, columns[v]);
+        });
+        add_columns(x, columns);
+        x += MT, w += 2 * L;
+      });
+    }
+  }
+  // The last steps, and body(sum, row, vector) for every accumulator. Row by row, so that what a body stores
+  // is spread over products: a burst of 24 stores of 64 bytes holds up a Zen 4 for 48 cycles.
+  template <class Body>
+  QF_INLINE void finish(const LastSteps<typename Dot::Word>& last, const Body& body) {
+    unrolled<MT>([&](auto m) __attribute__((always_inline)) {
+      for (int64_t i = 0; i < last.count; ++i) {
+        const auto row = S::set1(last.x[i * MT + m]);
+        unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+          const auto* w = last.w + i * 2 * S::kLanes + v / 2 * last.panel_stride + v % 2 * S::kLanes;
+          acc[m][v] = Dot::add(acc[m][v], Dot::load(w), row);
+        });
+      }
+      unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+        body(acc[m][v], std::integral_constant<int, m>{}, std::integral_constant<int, v>{});
+      });
+    });
   }
 
  private:
@@ -132,6 +192,10 @@ struct Tile {
     unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
       columns[v] = Dot::load(w + v / 2 * panel_stride + v % 2 * S::kLanes);
     });
+    add_columns(x, columns);
+  }
+  template <class Columns>
+  QF_INLINE void add_columns(const typename Dot::Word* x, const Columns& columns) {
     unrolled<MT>([&](auto m) __attribute__((always_inline)) {
       const auto row = S::set1(x[m]);
       unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {

@@ -25,11 +25,11 @@ QF_INLINE void unrolled(const Body& body) {
 
 // e^x within 4 units in the last place: x = i ln 2 + r with |r| <= ln 2 / 2, e^r by the polynomial of degree
 // 5 whose largest relative error there is least, 1.05e-7. Below -87.3 the result is 0 to within the smallest
-// normal, above 88.3 infinity-like saturation.
+// normal, above 88.8 infinity.
 template <class S>
 QF_INLINE typename S::F vector_exp(typename S::F x) {
   using F = typename S::F;
-  x = S::min(S::max(x, S::set1(-87.3365f)), S::set1(88.3762f));
+  x = S::min(S::max(x, S::set1(-87.3365f)), S::set1(89.0f));
   const F i = S::round(S::mul(x, S::set1(1.44269504f)));
   F r = S::fnma(i, S::set1(0.693359375f), x);  // ln 2 in two parts, the first exact in few bits
   r = S::fnma(i, S::set1(-2.12194440e-4f), r);
@@ -47,8 +47,7 @@ template <class S>
 QF_INLINE typename S::F vector_erf(typename S::F x) {
   using F = typename S::F;
   const F a = S::abs(x);
-  const F d = S::fma(a, S::set1(0.3275911f), S::set1(1.0f));
-  const F t = S::reciprocal(S::min(S::set1(0x1p126f), d));  // NaN stays
+  const F t = S::div(S::set1(1.0f), S::fma(a, S::set1(0.3275911f), S::set1(1.0f)));
   F p = S::set1(1.061405429f);
   p = S::fma(p, t, S::set1(-1.453152027f));
   p = S::fma(p, t, S::set1(1.421413741f));
@@ -60,13 +59,11 @@ QF_INLINE typename S::F vector_erf(typename S::F x) {
   return S::from_bits(S::or_(S::bits(magnitude), sign));
 }
 
-// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN. vector_exp saturates; below that
-// y the sigmoid is 0, or a huge negative x would not go to 0.
+// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN, and a huge negative x goes to 0,
+// since e^-y is infinity there.
 template <class S>
 QF_INLINE typename S::F times_sigmoid(typename S::F x, typename S::F y) {
-  const auto e = vector_exp<S>(S::sub(S::zero(), y));
-  const auto sigmoid = S::reciprocal(S::min(S::set1(0x1p126f), S::add(S::set1(1.0f), e)));
-  return S::mul(x, S::select(S::less(y, S::set1(-88.3762f)), S::zero(), sigmoid));
+  return S::div(x, S::add(S::set1(1.0f), vector_exp<S>(S::sub(S::zero(), y))));
 }
 
 template <class S>

@@ -20,6 +20,17 @@ struct Pairs {
 };
 constexpr Pairs kPairsOfCodes = {{0, 1, 4, 5}, 2}, kNeighbours = {{0, 2, 4, 6}, 1};
 
+// The same as columns: that of each half of 16 words.
+struct Order {
+  alignas(64) uint16_t columns[32];
+  constexpr explicit Order(const Pairs& pairs) : columns() {
+    for (int i = 0; i < 32; ++i) {
+      columns[i] = static_cast<uint16_t>(i / 8 * 8 + pairs.first[i % 8 / 2] + i % 2 * pairs.distance);
+    }
+  }
+};
+constexpr Order kOrderOfCodes(kPairsOfCodes), kOrderOfNeighbours(kNeighbours);
+
 struct Bf16Dot {
   using S = Avx512Bf16;
   using Word = int32_t;
@@ -84,25 +95,22 @@ struct Bf16Arithmetic {
   QF_INLINE static void prepare_tile(const linear::Batch<int32_t>& c, int64_t row, int64_t rows, float*,
                                      void*, int32_t* x) {
     const int32_t* k_map = c.p.packed.k_map();
-    const Pairs& pairs = c.p.weight.format == QF_BF16 ? kNeighbours : kPairsOfCodes;
+    const Order& order = c.p.weight.format == QF_BF16 ? kOrderOfNeighbours : kOrderOfCodes;
+    const auto columns = S::load_i(order.columns);
     for (int64_t s = 0; s < c.num_segments; ++s) {
       const int64_t begin = c.segments[s].begin, length = c.segments[s].end - begin;
-      int32_t words[kMaxTileRows][linear::kFloatSegment / 2];
+      alignas(64) int32_t words[kMaxTileRows][linear::kFloatSegment / 2];
       for (int64_t i = 0; i < rows; ++i) {
         const auto* from = c.p.x.row<const uint16_t>(c.to.first_row + row + i);
-        uint16_t run[linear::kFloatSegment] = {};
+        alignas(64) uint16_t run[linear::kFloatSegment] = {};
         if (k_map) {
           for (int64_t k = 0; k < length; ++k) run[k] = k_map[begin + k] < 0 ? 0 : from[k_map[begin + k]];
         } else {
           const int64_t count = c.p.k - begin < length ? c.p.k - begin : length;
           __builtin_memcpy(run, from + begin, static_cast<size_t>(count) * 2);
         }
-        int32_t* word = words[i];
-        for (int64_t k = 0; k < length; k += 8) {
-          for (const int first : pairs.first) {
-            const uint32_t second = run[k + first + pairs.distance];
-            *word++ = static_cast<int32_t>(run[k + first] | second << 16);
-          }
+        for (int64_t k = 0; k < length; k += 2 * S::kLanes) {
+          S::store_i(words[i] + k / 2, S::lookup_u16(S::load_i(run + k), columns));
         }
       }
       interleave_rows(words[0], linear::kFloatSegment / 2, rows, length / 2,

@@ -5,7 +5,8 @@
 // activations, linear_int.h is faster.
 //
 //   m <= 4   packed codes --load, decode--> registers --multiply--> totals   (the traffic is the codes)
-//   m > 4    packed codes --load, decode--> 32 KB or less in L1 --multiply with tiles of 6 rows--> totals
+//   m > 4    the same for a tile of 6 rows, and what is decoded --> 32 KB or less in L1 --multiply with
+//            further tiles--> totals
 //
 // Either way a sum is one chain per 128 k, times the scale, added to the total: the same bits for every m.
 //
@@ -108,11 +109,14 @@ struct FloatArithmetic {
 };
 
 template <class S, class Word>
-__attribute__((noinline)) void finish_floats(const Batch<Word>& c, int64_t row, int64_t panel, int64_t panels,
-                                             const float* totals) {
-  finish_row<S>(
-      c.p, c.to, c.to.first_row + row, panel,
-      panels, [&](int64_t i) __attribute__((always_inline)) { return S::load(totals + i); });
+__attribute__((noinline, noclone)) void finish_floats(const Batch<Word>& c, int64_t row, int64_t rows,
+                                                      int64_t panel, int64_t panels, const float* totals) {
+  const int64_t stride = totals_stride<S>(panels);
+  finish_rows<S>(
+      c.p, c.to, c.to.first_row + row, rows, panel, panels, [&](int64_t r) __attribute__((always_inline)) {
+        const float* of_row = totals + r * stride;
+        return [of_row](int64_t i) __attribute__((always_inline)) { return S::load(of_row + i); };
+      });
 }
 
 // ---- m <= kDirectRows ----
@@ -174,7 +178,7 @@ __attribute__((noinline)) void direct_panels(const Batch<typename A::Dot::Word>&
       S::store(total, S::fma(sum, scales.at(v), S::load(total)));
     });
   }
-  for (int m = 0; m < MT; ++m) finish_floats<S>(c, m, panel, NP, totals[m][0]);
+  finish_floats<S>(c, 0, MT, panel, NP, totals[0][0]);
 }
 
 template <class A, qf_format Format, bool HasZeros>
@@ -197,22 +201,27 @@ QF_INLINE void multiply_direct(const Batch<typename A::Dot::Word>& c, int64_t be
 
 // ---- m > kDirectRows ----
 
-// totals += the product of a tile, times the scale.
+// totals += sum * scale for every sum of a tile.
+template <class Dot, int MT, int NP>
+QF_INLINE void flush_tile(const Batch<typename Dot::Word>& c, const TileOfWork<typename Dot::Word>& t,
+                          const LastSteps<typename Dot::Word>& last, Tile<Dot, MT, NP>& tile) {
+  using S = typename Dot::S;
+  const PanelScales<S, NP> scales(c.p.packed, t.panel, c.segments[t.s].group);
+  float* const totals = t.totals;
+  tile.finish(
+      last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+        float* total = totals + m * totals_stride<S>(NP) + v * S::kLanes;
+        S::store(total, S::fma(sum, scales.at(v), S::load(total)));
+      });
+}
+
 template <class Dot, int MT, int NP>
 __attribute__((noinline)) void add_tile(const Batch<typename Dot::Word>& c,
                                         const TileOfWork<typename Dot::Word>& t) {
-  using S = typename Dot::S;
-  const Segment& segment = c.segments[t.s];
-  fetch_totals<S, MT, NP>(t.totals);
+  const int64_t k = c.segments[t.s].end - c.segments[t.s].begin;
   Tile<Dot, MT, NP> tile;
   tile.clear();
-  tile.add(t.x, t.w, t.w_stride, (segment.end - segment.begin) / Dot::kPerWord, t.ahead);
-  const PanelScales<S, NP> scales(c.p.packed, t.panel, segment.group);
-  float* const totals = t.totals;
-  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-    float* total = totals + m * kTotalsStride<S> + v * S::kLanes;
-    S::store(total, S::fma(sum, scales.at(v), S::load(total)));
-  });
+  flush_tile(c, t, tile.add(t.x, t.w, t.w_stride, k / Dot::kPerWord, t.ahead), tile);
 }
 
 template <class A, qf_format Format, bool HasZeros>
@@ -230,24 +239,29 @@ struct FloatWork {
     return k / PanelDecoder<S, Format>::kPerWord * 8 * S::kLanes;
   }
 
-  QF_INLINE const Word* load(int64_t panel, int64_t panels, const Segment& segment, Word* decoded,
-                             int64_t& stride) const {
-    const int64_t k = segment.end - segment.begin;
-    stride = k / Dot::kPerWord * 2 * S::kLanes;
-    const typename A::template Decoder<Format> decoder(batch.p.weight.format);
-    for (int64_t q = 0; q < panels; ++q) {
-      const float* zeros =
-          HasZeros ? batch.p.packed.zeros(panel + q) + segment.group * 2 * S::kLanes : nullptr;
-      decode_panel<HasZeros>(decoder, codes_at(panel + q, segment), zeros, k, decoded + q * stride);
-    }
-    return decoded;
-  }
   template <int MT, int NP>
   QF_INLINE void add(const TileOfWork<Word>& t) const {
-    add_tile<Dot, MT, NP>(batch, t);
+    t.decode_to ? add_decoding<MT, NP>(t) : add_tile<Dot, MT, NP>(batch, t);
   }
-  QF_INLINE void finish(int64_t row, int64_t panel, int64_t panels, const float* totals) const {
-    finish_floats<S>(batch, row, panel, panels, totals);
+  template <int MT, int NP>
+  __attribute__((noinline)) void add_decoding(const TileOfWork<Word>& t) const {
+    using Decoder = typename A::template Decoder<Format>;
+    const Segment& segment = batch.segments[t.s];
+    const PackedView& packed = batch.p.packed;
+    PackedRun run = {codes_at(t.panel, segment), packed.panel_code_bytes(), nullptr, 0};
+    if constexpr (HasZeros) {
+      run.zeros = packed.zeros(t.panel) + segment.group * 2 * S::kLanes;
+      run.panel_zeros = batch.plan.num_groups * 2 * S::kLanes;
+    }
+    Tile<Dot, MT, NP> tile;
+    tile.clear();
+    tile.template add_decoding<HasZeros>(Decoder(batch.p.weight.format), run,
+                                         (segment.end - segment.begin) / Decoder::kPerWord, t.x, t.decode_to,
+                                         t.w_stride, t.ahead);
+    flush_tile(batch, t, {}, tile);
+  }
+  QF_INLINE void finish(int64_t row, int64_t rows, int64_t panel, int64_t panels, const float* totals) const {
+    finish_floats<S>(batch, row, rows, panel, panels, totals);
   }
 };
 

@@ -9,7 +9,7 @@
 //     --convert, zero points, scale--> float32 totals
 //
 // For m <= 4 codes go from memory to registers. For more rows INT8 panels are multiplied as they lie in
-// memory, and INT4 panels are spread to bytes once per segment, into L1.
+// memory, and INT4 panels are spread to bytes by the first tile of a segment, into L1.
 #pragma once
 
 #include "linear/linear_panels.h"
@@ -126,35 +126,66 @@ struct CodeWork {
   }
   QF_INLINE static int64_t code_bytes(int64_t k) { return k * 2 * L / (kFormat == QF_INT4 ? 2 : 1); }
 
-  QF_INLINE const int32_t* load(int64_t panel, int64_t panels, const Segment& segment, int32_t* decoded,
-                                int64_t& stride) const {
-    if constexpr (kFormat == QF_INT8) {
-      stride = batch.p.packed.panel_code_bytes() / 4;
-      return reinterpret_cast<const int32_t*>(codes_at(panel, segment));
-    }
+  // The sums of a tile, but for its last steps.
+  template <int MT, int NP>
+  QF_INLINE LastSteps<int32_t> multiply(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
+    const Segment& segment = batch.segments[t.s];
     const int64_t k = segment.end - segment.begin;
-    stride = k / 4 * 2 * L;
-    for (int64_t q = 0; q < panels; ++q)
-      spread_nibbles<S>(codes_at(panel + q, segment), k, decoded + q * stride);
-    return decoded;
+    if constexpr (kFormat == QF_INT4) {
+      if (t.decode_to) {
+        const PackedRun run = {codes_at(t.panel, segment), batch.p.packed.panel_code_bytes(), nullptr, 0};
+        tile.template add_decoding<false>(NibbleDecoder<S>{}, run, k / 8, t.x, t.decode_to, t.w_stride,
+                                          t.ahead);
+        return {};
+      }
+    }
+    return tile.add(t.x, t.w, t.w_stride, k / 4, t.ahead);
   }
 };
+
+template <class S>
+__attribute__((noinline, noclone)) void finish_ints(const IntBatch& c, int64_t row, int64_t rows,
+                                                    int64_t panel, int64_t panels, const float* totals) {
+  const int64_t stride = totals_stride<S>(panels), first = c.to.first_row + row;
+  // There is no scale of x where k is 0.
+  const auto x_scale = [&](int64_t r) __attribute__((always_inline)) {
+    return S::set1(c.plan.act_groups == 1 ? c.scales[row + r] : 1.0f);
+  };
+  if (!c.has_int_totals) {
+    return finish_rows<S>(
+        c.p, c.to, first, rows, panel, panels, [&](int64_t r) __attribute__((always_inline)) {
+          const float* of_row = totals + r * stride;
+          return [ of_row, scale = x_scale(r) ](int64_t i) __attribute__((always_inline)) {
+            return S::mul(S::load(of_row + i), scale);
+          };
+        });
+  }
+  const float *scales = c.p.packed.scales(panel), *zeros = c.p.packed.zeros(panel);  // one group
+  finish_rows<S>(
+      c.p, c.to, first, rows, panel, panels, [&](int64_t r) __attribute__((always_inline)) {
+        const float* of_row = totals + r * stride;
+        const auto x_sum = S::set1(static_cast<float>(c.sums[row + r]));
+        return [ of_row, scales, zeros, x_sum, scale = x_scale(r) ](int64_t i)
+            __attribute__((always_inline)) {
+          auto value = S::to_float(S::load_i(of_row + i));
+          if (zeros) value = S::fnma(S::load(zeros + i), x_sum, value);
+          return S::mul(S::mul(value, S::load(scales + i)), scale);
+        };
+      });
+}
 
 template <class Simd, qf_format Format>
 struct IntWork : CodeWork<Simd, Format, IntBatch> {
   using Base = CodeWork<Simd, Format, IntBatch>;
   using Base::batch, Base::L, Base::kOffset;
   using typename Base::Dot, typename Base::S;
-  static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kIntSegment : 4;
+  static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kIntSegment : 0;
 
   template <int MT, int NP>
   __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {
-    const int64_t steps = (batch.segments[t.s].end - batch.segments[t.s].begin) / 4;
-    fetch_totals<S, MT, NP>(t.totals);
     Tile<Dot, MT, NP> tile;
     begin(tile, t);
-    tile.add(t.x, t.w, t.w_stride, steps, t.ahead);
-    end(tile, t);
+    end(tile, this->multiply(tile, t), t);
   }
   // A sum begins at -offset * (sum of x), so that codes may be multiplied as they are stored.
   template <int MT, int NP>
@@ -163,7 +194,7 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
     const int32_t* totals = int_totals(t);
     if (batch.has_int_totals && t.s > 0) {
       tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-        sum = S::sums(S::load_i(totals + m * kTotalsStride<S> + v * L));
+        sum = S::sums(S::load_i(totals + m * totals_stride<S>(NP) + v * L));
       });
     } else {
       tile.each([&](auto& sum, auto m, auto)
@@ -171,27 +202,30 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
     }
   }
   template <int MT, int NP>
-  QF_INLINE void end(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
+  QF_INLINE void end(Tile<Dot, MT, NP>& tile, const LastSteps<int32_t>& last,
+                     const TileOfWork<int32_t>& t) const {
     if (!batch.has_int_totals) {
       return choose_bool(
           batch.p.packed.zeros(t.panel) != nullptr, [&](auto has_zeros) __attribute__((always_inline)) {
             choose_bool(
                 batch.has_group_scales(), [&](auto has_group_scales) __attribute__((always_inline)) {
-                  flush<has_zeros.value, has_group_scales.value>(tile, t);
+                  flush<has_zeros.value, has_group_scales.value>(tile, last, t);
                 });
           });
     }
     int32_t* const totals = int_totals(t);
-    tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-      S::store_i(totals + m * kTotalsStride<S> + v * L, S::ints(sum));
-    });
+    tile.finish(
+        last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+          S::store_i(totals + m * totals_stride<S>(NP) + v * L, S::ints(sum));
+        });
   }
   QF_INLINE static int32_t* int_totals(const TileOfWork<int32_t>& t) {
     return reinterpret_cast<int32_t*>(t.totals);
   }
   // totals += scale * (sums - zero * sum of x)
   template <bool HasZeros, bool HasGroupScales, int MT, int NP>
-  QF_INLINE void flush(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
+  QF_INLINE void flush(Tile<Dot, MT, NP>& tile, const LastSteps<int32_t>& last,
+                       const TileOfWork<int32_t>& t) const {
     const Segment& segment = batch.segments[t.s];
     const int64_t group = segment.group * 2 * L, panel_stride = batch.plan.num_groups * 2 * L;
     const float* scales = batch.p.packed.scales(t.panel) + group;
@@ -200,39 +234,22 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
     const int64_t act_groups = batch.plan.act_groups;
     [[maybe_unused]] const float* x_scales = batch.scales + t.row * act_groups + segment.act_group;
     float* const totals = t.totals;
-    tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-      const int64_t at = v / 2 * panel_stride + v % 2 * L;
-      float* total = totals + m * kTotalsStride<S> + v * L;
-      auto value = S::to_float(S::ints(sum));
-      if constexpr (HasZeros) {
-        value = S::fnma(S::load(zeros + at), S::set1(static_cast<float>(x_sums[m])), value);
-      }
-      auto scale = S::load(scales + at);
-      if constexpr (HasGroupScales) scale = S::mul(scale, S::set1(x_scales[m * act_groups]));
-      S::store(total, S::fma(value, scale, S::load(total)));
-    });
+    tile.finish(
+        last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+          const int64_t at = v / 2 * panel_stride + v % 2 * L;
+          float* total = totals + m * totals_stride<S>(NP) + v * L;
+          auto value = S::to_float(S::ints(sum));
+          if constexpr (HasZeros) {
+            value = S::fnma(S::load(zeros + at), S::set1(static_cast<float>(x_sums[m])), value);
+          }
+          auto scale = S::load(scales + at);
+          if constexpr (HasGroupScales) scale = S::mul(scale, S::set1(x_scales[m * act_groups]));
+          S::store(total, S::fma(value, scale, S::load(total)));
+        });
   }
 
-  __attribute__((noinline)) void finish(int64_t row, int64_t panel, int64_t panels,
-                                        const float* totals) const {
-    // There is no scale of x where k is 0.
-    const auto x_scale = S::set1(batch.plan.act_groups == 1 ? batch.scales[row] : 1.0f);
-    const int64_t r = batch.to.first_row + row;
-    if (!batch.has_int_totals) {
-      return finish_row<S>(
-          batch.p, batch.to, r, panel, panels, [&](int64_t i) __attribute__((always_inline)) {
-            return S::mul(S::load(totals + i), x_scale);
-          });
-    }
-    const auto* sums = reinterpret_cast<const int32_t*>(totals);
-    const float *scales = batch.p.packed.scales(panel), *zeros = batch.p.packed.zeros(panel);  // one group
-    const auto x_sum = S::set1(static_cast<float>(batch.sums[row]));
-    finish_row<S>(
-        batch.p, batch.to, r, panel, panels, [&](int64_t i) __attribute__((always_inline)) {
-          auto value = S::to_float(S::load_i(sums + i));
-          if (zeros) value = S::fnma(S::load(zeros + i), x_sum, value);
-          return S::mul(S::mul(value, S::load(scales + i)), x_scale);
-        });
+  QF_INLINE void finish(int64_t row, int64_t rows, int64_t panel, int64_t panels, const float* totals) const {
+    finish_ints<S>(batch, row, rows, panel, panels, totals);
   }
 };
 
@@ -267,18 +284,21 @@ __attribute__((noinline)) void add_direct(const Work& work, const TileOfWork<int
       });
     });
   }
-  work.end(tile, t);
+  work.end(tile, {}, t);
 }
 
 template <class Work, int MT, int NP>
 QF_INLINE void direct_panels(const Work& work, int64_t panel) {
   using S = typename Work::S;
   const auto& c = work.batch;
-  alignas(64) float totals[MT * kTotalsStride<S>] = {};  // k may be 0
+  alignas(64) float totals[MT * totals_stride<S>(NP)] = {};  // k may be 0
   for (int64_t s = 0; s < c.num_segments; ++s) {
-    add_direct<Work, MT, NP>(work, {c.x + c.segments[s].begin / 4 * MT, nullptr, 0, s, 0, panel, totals, {}});
+    TileOfWork<int32_t> tile = {};
+    tile.x = c.x + c.segments[s].begin / 4 * MT;
+    tile.s = s, tile.panel = panel, tile.totals = totals;
+    add_direct<Work, MT, NP>(work, tile);
   }
-  for (int64_t row = 0; row < MT; ++row) work.finish(row, panel, NP, totals + row * kTotalsStride<S>);
+  work.finish(0, MT, panel, NP, totals);
 }
 
 // A batch of as many rows as MT, one tile. NP panels at once: the more streams from memory the better, as far

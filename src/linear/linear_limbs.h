@@ -112,24 +112,31 @@ QF_INLINE void prepare_limb_tile(const LimbBatch& c, int64_t token, int64_t coun
 
 // ---- Products ----
 
+template <class S>
+__attribute__((noinline, noclone)) void finish_limbs(const LimbBatch& c, int64_t token, int64_t tokens,
+                                                     int64_t panel, int64_t panels, const float* totals) {
+  const int64_t stride = kLimbs * totals_stride<S>(panels);
+  finish_rows<S>(
+      c.p, c.to, c.to.first_row + token, tokens, panel,
+      panels, [&](int64_t t) __attribute__((always_inline)) {
+        const float* of_token = totals + t * stride;
+        return [of_token](int64_t i) __attribute__((always_inline)) { return S::load(of_token + i); };
+      });
+}
+
 template <class Simd, qf_format Format>
 struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
   using Base = CodeWork<Simd, Format, LimbBatch>;
   using Base::batch, Base::L, Base::kOffset;
   using typename Base::Dot, typename Base::S;
-  static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kLimbSegment : 4;
+  static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kLimbSegment : 0;
 
   template <int MT, int NP>
   __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {
     if constexpr (MT % kLimbs == 0) {  // no other tile is made
-      const int64_t steps = (batch.segments[t.s].end - batch.segments[t.s].begin) / 4;
-      for (int token = 0; token < MT / kLimbs; ++token) {
-        fetch_totals<S, 1, NP>(t.totals + token * kLimbs * kTotalsStride<S>);
-      }
       Tile<Dot, MT, NP> tile;
       begin(tile, t);
-      tile.add(t.x, t.w, t.w_stride, steps, t.ahead);
-      end(tile, t);
+      end(tile, this->multiply(tile, t), t);
     }
   }
   template <int MT, int NP>
@@ -139,41 +146,41 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
                   __attribute__((always_inline)) { sum = S::sums(S::set1(-kOffset * sums[m])); });
   }
   template <int MT, int NP>
-  QF_INLINE void end(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
+  QF_INLINE void end(Tile<Dot, MT, NP>& tile, const LastSteps<int32_t>& last,
+                     const TileOfWork<int32_t>& t) const {
     choose_bool(
         batch.p.packed.zeros(t.panel) != nullptr, [&](auto has_zeros) __attribute__((always_inline)) {
-          flush<has_zeros.value>(tile, t);
+          flush<has_zeros.value>(tile, last, t);
         });
   }
   // totals of a token, which are where its first limb is, += factor * scale * (sum of its limbs - zero * sum
   // of x). Sums of 128 products of bytes, times 256, are int32.
   template <bool HasZeros, int MT, int NP>
-  QF_INLINE void flush(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
+  QF_INLINE void flush(Tile<Dot, MT, NP>& tile, const LastSteps<int32_t>& last,
+                       const TileOfWork<int32_t>& t) const {
     const int64_t group = batch.segments[t.s].group * 2 * L, panel_stride = batch.plan.num_groups * 2 * L;
     const int64_t at_token = t.s * batch.tokens() + t.row / kLimbs;
     const float *scales = batch.p.packed.scales(t.panel) + group, *factors = batch.factors + at_token;
     [[maybe_unused]] const float* zeros = HasZeros ? batch.p.packed.zeros(t.panel) + group : nullptr;
     [[maybe_unused]] const float* sums_of_x = batch.sums_of_x + at_token;
     float* const totals = t.totals;
-    unrolled<MT / kLimbs * NP * 2>([&](auto i) __attribute__((always_inline)) {
-      constexpr int token = i / (NP * 2), v = i % (NP * 2);
-      const int64_t at = v / 2 * panel_stride + v % 2 * L;
-      const auto low = S::add(S::ints(tile.acc[kLimbs * token][v]),
-                              S::template shl<8>(S::ints(tile.acc[kLimbs * token + 1][v])));
-      const auto high = S::to_float(S::ints(tile.acc[kLimbs * token + 2][v]));
-      auto value = S::fma(high, S::set1(65536.0f), S::to_float(low));
-      if constexpr (HasZeros) value = S::fnma(S::load(zeros + at), S::set1(sums_of_x[token]), value);
-      const auto scale = S::mul(S::load(scales + at), S::set1(factors[token]));
-      float* total = totals + token * kLimbs * kTotalsStride<S> + v * L;
-      S::store(total, S::fma(value, scale, S::load(total)));
-    });
+    tile.finish(
+        last, [&](auto& third, auto row, auto vector) __attribute__((always_inline)) {
+          constexpr int token = row / kLimbs, v = vector;
+          if constexpr (row % kLimbs != kLimbs - 1) return;
+          const int64_t at = v / 2 * panel_stride + v % 2 * L;
+          const auto low = S::add(S::ints(tile.acc[kLimbs * token][v]),
+                                  S::template shl<8>(S::ints(tile.acc[kLimbs * token + 1][v])));
+          const auto high = S::to_float(S::ints(third));
+          auto value = S::fma(high, S::set1(65536.0f), S::to_float(low));
+          if constexpr (HasZeros) value = S::fnma(S::load(zeros + at), S::set1(sums_of_x[token]), value);
+          const auto scale = S::mul(S::load(scales + at), S::set1(factors[token]));
+          float* total = totals + token * kLimbs * totals_stride<S>(NP) + v * L;
+          S::store(total, S::fma(value, scale, S::load(total)));
+        });
   }
-  __attribute__((noinline)) void finish(int64_t row, int64_t panel, int64_t panels,
-                                        const float* totals) const {
-    if (row % kLimbs != 0) return;
-    finish_row<S>(
-        batch.p, batch.to, batch.to.first_row + row / kLimbs, panel,
-        panels, [&](int64_t i) __attribute__((always_inline)) { return S::load(totals + i); });
+  QF_INLINE void finish(int64_t row, int64_t rows, int64_t panel, int64_t panels, const float* totals) const {
+    finish_limbs<S>(batch, row / kLimbs, rows / kLimbs, panel, panels, totals);
   }
 };
 

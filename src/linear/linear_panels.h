@@ -6,10 +6,10 @@
 // A call goes: prepare x (converted or quantized, in the packed order of k, interleaved by tiles of rows) ->
 // every thread takes a range of panels for a chunk of rows:
 //
-//   for a few panels       their totals are on the stack
-//     for each pair of them, for each segment of k: decode the codes into the L1 cache
-//       for each tile of rows: product of the tile, times the scale, added to the totals
-//     epilogue of the panels
+//   for each pair of panels, whose totals are on the stack
+//     for each segment of k, for each tile of rows: product of the tile, times the scale, added to the
+//       totals. The first tile decodes the codes, into the L1 cache, on its way
+//     epilogue of the pair
 #pragma once
 
 #include "cpu/output.h"
@@ -31,8 +31,7 @@ struct Segment {
 // from L1.
 inline constexpr int64_t kDirectRows = 4;
 inline constexpr int64_t kMinPartProducts = 48 * 1024;  // worth a thread, to start which takes 1 to 2 us
-inline constexpr int64_t kTilesOfPanels = 2;            // that go through the epilogue together
-inline constexpr int64_t kMaxChunkRows = 288;           // totals of 128 floats each: 144 KB
+inline constexpr int64_t kMaxChunkRows = 288;           // totals of 64 floats each: 72 KB
 inline constexpr int64_t kMinChunkRows = 128;           // fewer do not pay for decoding
 inline constexpr int64_t kChunkBytes = 768 * 1024;  // of prepared x: an L2 cache of 1.25 MB holds it beside w
 inline constexpr int64_t kPreparedBytes = 32 * 1024 * 1024;  // of prepared x in the workspace
@@ -147,52 +146,65 @@ QF_INLINE const float* input_scales(const Problem& p, int64_t r, float* scales) 
   return scales;
 }
 
-// Panels that go through the epilogue together, and so the distance between rows of totals.
+// Totals are [row][panel][2][lanes]: dense, or those of many rows would crowd in a part of the L1 cache.
 template <class S>
-inline constexpr int64_t kGroupPanels = kTilesOfPanels* kMaxTilePanels<S>;
-template <class S>
-inline constexpr int64_t kTotalsStride = kGroupPanels<S> * 2 * S::kLanes;
+constexpr int64_t totals_stride(int64_t panels) {
+  return panels * 2 * S::kLanes;
+}
 
-// The epilogue of one row of up to kGroupPanels panels. sums(i) is a vector of the sums of their columns from
-// i on.
-template <class S, class Sums>
-QF_INLINE void finish_row(const Problem& p, const Destination& to, int64_t row, int64_t panel, int64_t panels,
-                          const Sums& sums) {
+// The most panels whose totals are computed together.
+template <class S>
+inline constexpr int64_t kMaxPanels = 2 * kMaxTilePanels<S>;
+
+// The epilogue of rows [row, row + rows) of a few panels. sums_of(r)(i) is a vector of the sums of their
+// columns from i on, in the r-th of these rows.
+template <class S, class SumsOf>
+QF_INLINE void finish_rows(const Problem& p, const Destination& to, int64_t row, int64_t rows, int64_t panel,
+                           int64_t panels, const SumsOf& sums_of) {
   constexpr int64_t L = S::kLanes;
-  const int64_t panel_cols = p.weight.is_gated ? L : 2 * L, col = panel * panel_cols;  // of y
+  const bool is_gated = p.weight.is_gated, has_bias = static_cast<bool>(p.bias);
+  const int64_t panel_cols = is_gated ? L : 2 * L, col = panel * panel_cols;  // of y
   const int64_t count = p.n_out - col < panels * panel_cols ? p.n_out - col : panels * panel_cols;
   if (p.is_plain_sum() && !p.out.is_quantized()) {
     return choose_float(
         p.out.y.dtype, [&](auto type) __attribute__((always_inline)) {
-          auto* out = p.out.y.row<typename decltype(type)::type>(row) + col;
-          for (int64_t i = 0; i < count; i += L) S::store(out + i, sums(i), count - i);
+          for (int64_t r = 0; r < rows; ++r) {
+            auto* out = p.out.y.row<typename decltype(type)::type>(row + r) + col;
+            const auto sums = sums_of(r);
+            int64_t i = 0;
+            for (; i + L <= count; i += L) S::store(out + i, sums(i));
+            if (i < count) S::store(out + i, sums(i), count - i);
+          }
         });
   }
-  alignas(64) float values[kTotalsStride<S>];
-  for (int64_t i = 0; i < count; i += L) {
-    typename S::F y;
-    if (p.weight.is_gated) {
-      auto gate = sums(2 * i), up = sums(2 * i + L);
-      if (p.bias) {
-        gate = S::add(gate, load_some<S>(p.bias.dtype, p.bias.data, col + i, count - i));
-        up = S::add(up, load_some<S>(p.bias.dtype, p.bias.data, p.n_out + col + i, count - i));
-      }
-      y = S::mul(activate<S>(p.activation, gate), up);
-    } else {
-      y = sums(i);
-      if (p.bias) y = S::add(y, load_some<S>(p.bias.dtype, p.bias.data, col + i, count - i));
-      y = activate<S>(p.activation, y);
-    }
-    if (p.residual) {
-      y = S::add(y, load_some<S>(p.residual.dtype, p.residual.row_bytes_at(row), col + i, count - i));
-    }
-    S::store(values + i, y);
+  alignas(64) float bias[kMaxPanels<S> * 2 * L], values[kMaxPanels<S> * 2 * L];  // bias: as sums are
+  for (int64_t i = 0; has_bias && i < panels * 2 * L; i += L) {
+    const int64_t at = is_gated ? i / (2 * L) * L : i, up = is_gated && i % (2 * L) != 0 ? p.n_out : 0;
+    S::store(bias + i, load_some<S>(p.bias.dtype, p.bias.data, up + col + at, count - at));
   }
-  if (to.is_staged) {
-    float* out = to.result + (row - to.first_row) * p.n_out + col;
-    for (int64_t i = 0; i < count; i += L) S::store(out + i, S::load(values + i), count - i);
-  } else {
-    store_output<S>(p.out, row, col, values, count);
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto sums = sums_of(r);
+    const auto biased = [&](int64_t i) __attribute__((always_inline)) {
+      return has_bias ? S::add(sums(i), S::load(bias + i)) : sums(i);
+    };
+    choose_value<QF_IDENTITY, QF_RELU, QF_GELU, QF_GELU_TANH, QF_SILU>(
+        p.activation, [&](auto activation) __attribute__((always_inline)) {
+          for (int64_t i = 0; i < count; i += L) {
+            const auto y = activate<S>(activation.value, biased(is_gated ? 2 * i : i));
+            S::store(values + i, is_gated ? S::mul(y, biased(2 * i + L)) : y);
+          }
+        });
+    for (int64_t i = 0; p.residual && i < count; i += L) {
+      const char* residual = p.residual.row_bytes_at(row + r);
+      const auto more = load_some<S>(p.residual.dtype, residual, col + i, count - i);
+      S::store(values + i, S::add(S::load(values + i), more));
+    }
+    if (to.is_staged) {
+      float* out = to.result + (row + r - to.first_row) * p.n_out + col;
+      for (int64_t i = 0; i < count; i += L) S::store(out + i, S::load(values + i), count - i);
+    } else {
+      store_output<S>(p.out, row + r, col, values, count);
+    }
   }
 }
 
@@ -245,30 +257,23 @@ struct Batch {
 // What a batch does with a pair of panels (or one) is the work of its kernel:
 //
 //   Work::Dot                              of its tiles
-//   Work::kMaxDecoded                      longest run of k that load() decodes
-//   load(panel, panels, segment, to)       the segment of w, decoded into `to`, or in place
-//   codes_at(panel, segment)               where its packed codes are
+//   Work::kMaxDecoded                      longest run of k that is decoded; 0 where codes are multiplied as
+//                                          they lie
+//   codes_at(panel, segment)               where the packed codes of a segment are
 //   code_bytes(k)                          of a panel
 //   add<MT, NP>(tile)                      totals += product of the tile, times the scale
-//   finish(row, panel, panels, totals)     the epilogue
+//   finish(row, rows, panel, panels, totals)  the epilogue
 template <class Word>
 struct TileOfWork {
   const Word* x;
   const Word* w;
   int64_t w_stride;  // words from panel to panel
+  Word* decode_to;   // where w is to be decoded to; null where it lies there already
   int64_t s;         // segment
   int64_t row, panel;
-  float* totals;  // [row], kTotalsStride apart, [NP][2][lanes]
+  float* totals;  // [row][NP][2][lanes]
   ShareAhead ahead;
 };
-
-// Totals are in the L2 cache when their tile comes round again: fetched while it multiplies.
-template <class S, int MT, int NP>
-QF_INLINE void fetch_totals(const float* totals) {
-  unrolled<MT * NP * 2>([&](auto i) __attribute__((always_inline)) {
-    __builtin_prefetch(totals + i / (NP * 2) * kTotalsStride<S> + i % (NP * 2) * S::kLanes, 1);
-  });
-}
 
 // Rows [row0, row1) of a batch by panels [begin, end).
 template <class Work>
@@ -278,46 +283,48 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
   using S = typename Dot::S;
   using Word = typename Dot::Word;
   constexpr int64_t kPanels = kMaxTilePanels<S>;
-  alignas(64) Word decoded[Work::kMaxDecoded / Dot::kPerWord * kPanels * 2 * S::kLanes];
-  alignas(64) float totals[kMaxChunkRows * kTotalsStride<S>];
+  constexpr bool kDecodes = Work::kMaxDecoded > 0;
+  alignas(64) Word decoded[kDecodes ? Work::kMaxDecoded / Dot::kPerWord * kPanels * 2 * S::kLanes : 1];
+  alignas(64) float totals[kMaxChunkRows * totals_stride<S>(kPanels)];
   const auto& c = work.batch;
   const int64_t rows = row1 - row0, tiles = ceil_div(rows, c.tile_rows);
 
-  for (int64_t first = begin; first < end; first += kGroupPanels<S>) {
-    const int64_t last = end - first < kGroupPanels<S> ? end : first + kGroupPanels<S>;
-    __builtin_memset(totals, 0, static_cast<size_t>(rows * kTotalsStride<S>) * sizeof(float));
-    for (int64_t panel = first; panel < last; panel += kPanels) {
-      const int64_t panels = last - panel < kPanels ? last - panel : kPanels;
-      for (int64_t s = 0; s < c.num_segments; ++s) {
-        const Segment& segment = c.segments[s];
-        const int64_t steps = (segment.end - segment.begin) / Dot::kPerWord;
-        const int64_t code_bytes = work.code_bytes(segment.end - segment.begin);
-        TileOfWork<Word> tile = {};
-        tile.s = s, tile.panel = panel;
-        tile.w = work.load(panel, panels, segment, decoded, tile.w_stride);
-        const uint8_t* next = s + 1 < c.num_segments ? work.codes_at(panel, c.segments[s + 1])
-                                                     : work.codes_at(panel + kPanels, c.segments[0]);
-        tile.ahead = {next, c.p.packed.panel_code_bytes(), ceil_div(2 * code_bytes, steps * tiles)};
-        for (int64_t row = row0; row < row1; row += c.tile_rows) {
-          const int64_t count = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
-          tile.x = c.x + segment.begin / Dot::kPerWord * c.rows + row * steps;
-          tile.row = row;
-          tile.totals = totals + (row - row0) * kTotalsStride<S> + (panel - first) * 2 * S::kLanes;
-          choose_tile_rows(
-              count, [&](auto mt) __attribute__((always_inline)) {
-                if (kPanels == 2 && panels == 2) {
-                  work.template add<mt.value, kPanels>(tile);
-                } else {
-                  work.template add<mt.value, 1>(tile);
-                }
-              });
-          tile.ahead.at += tile.ahead.step * (steps / 2);
-        }
+  for (int64_t panel = begin; panel < end; panel += kPanels) {
+    const int64_t panels = end - panel < kPanels ? end - panel : kPanels, stride = totals_stride<S>(panels);
+    __builtin_memset(totals, 0, static_cast<size_t>(rows * stride) * sizeof(float));
+    for (int64_t s = 0; s < c.num_segments; ++s) {
+      const Segment& segment = c.segments[s];
+      const int64_t steps = (segment.end - segment.begin) / Dot::kPerWord;
+      const int64_t code_bytes = work.code_bytes(segment.end - segment.begin);
+      TileOfWork<Word> tile = {};
+      tile.s = s, tile.panel = panel;
+      if constexpr (kDecodes) {
+        tile.w = decoded, tile.w_stride = steps * 2 * S::kLanes;
+      } else {
+        tile.w = reinterpret_cast<const Word*>(work.codes_at(panel, segment));
+        tile.w_stride = c.p.packed.panel_code_bytes() / static_cast<int64_t>(sizeof(Word));
+      }
+      const uint8_t* next = s + 1 < c.num_segments ? work.codes_at(panel, c.segments[s + 1])
+                                                   : work.codes_at(panel + kPanels, c.segments[0]);
+      tile.ahead = {next, c.p.packed.panel_code_bytes(), ceil_div(2 * code_bytes, steps * tiles)};
+      for (int64_t row = row0; row < row1; row += c.tile_rows) {
+        const int64_t count = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
+        tile.x = c.x + segment.begin / Dot::kPerWord * c.rows + row * steps;
+        tile.row = row;
+        tile.decode_to = kDecodes && row == row0 ? decoded : nullptr;
+        tile.totals = totals + (row - row0) * stride;
+        choose_tile_rows(
+            count, [&](auto mt) __attribute__((always_inline)) {
+              if (kPanels == 2 && panels == 2) {
+                work.template add<mt.value, kPanels>(tile);
+              } else {
+                work.template add<mt.value, 1>(tile);
+              }
+            });
+        tile.ahead.at += tile.ahead.step * (steps / 2);
       }
     }
-    for (int64_t row = row0; row < row1; ++row) {
-      work.finish(row, first, last - first, totals + (row - row0) * kTotalsStride<S>);
-    }
+    work.finish(row0, rows, panel, panels, totals);
   }
 }
 
@@ -327,21 +334,26 @@ QF_INLINE int64_t panel_grain(const Plan& plan, int64_t rows) {
   return ceil_div(kMinPartProducts, rows * (plan.k_padded + 1) * 2 * S::kLanes);
 }
 
-// All rows of a batch by all panels: threads divide the panels of every chunk of rows.
+// All rows of a batch by all panels. Threads divide the pairs of panels, each of which is as many shares as
+// there are chunks of rows: the ranges are equal, and what a thread has of a chunk comes before the next
+// chunk.
 template <class Work>
 QF_INLINE void multiply_batch(const Work& work) {
   const auto& c = work.batch;
+  constexpr int64_t kPanels = kMaxTilePanels<typename Work::Dot::S>;
   const int64_t panels = c.plan.num_panels;
   const int64_t x_row_bytes = c.plan.k_padded * static_cast<int64_t>(sizeof(*c.x)) / Work::Dot::kPerWord;
   const int64_t chunk_rows = chunk_rows_for(c.rows, x_row_bytes, c.tile_rows);
-  const int64_t grain = panel_grain<typename Work::Dot::S>(c.plan, chunk_rows);
-  parallel_ranges(ceil_div(c.rows, chunk_rows) * panels, grain, [&](int64_t begin, int64_t end) {
-    while (begin < end) {
-      const int64_t row0 = begin / panels * chunk_rows, panel = begin % panels;
-      const int64_t count = panels - panel < end - begin ? panels - panel : end - begin;
-      multiply_chunk(work, row0, row0 + chunk_rows < c.rows ? row0 + chunk_rows : c.rows, panel,
-                     panel + count);
-      begin += count;
+  const int64_t chunks = ceil_div(c.rows, chunk_rows);
+  const int64_t grain = ceil_div(panel_grain<typename Work::Dot::S>(c.plan, chunk_rows), kPanels);
+  parallel_ranges(ceil_div(panels, kPanels) * chunks, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      // Shares [begin, end) with share % chunks == chunk.
+      const int64_t first = (begin + chunks - 1 - chunk) / chunks * kPanels;
+      const int64_t last = (end + chunks - 1 - chunk) / chunks * kPanels;
+      const int64_t row = chunk * chunk_rows;
+      multiply_chunk(work, row, row + chunk_rows < c.rows ? row + chunk_rows : c.rows, first,
+                     last < panels ? last : panels);
     }
   });
 }

@@ -254,10 +254,11 @@ __attribute__((noinline)) void add_tile(const float* dy, const float* w, int64_t
   tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
     sum = S::load(sums + v / 2 * panel_sums + (m * 2 + v % 2) * L);
   });
-  tile.add(dy, w, count * 2 * L, count, NothingAhead{});
-  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-    S::store(sums + v / 2 * panel_sums + (m * 2 + v % 2) * L, sum);
-  });
+  const auto last = tile.add(dy, w, count * 2 * L, count, NothingAhead{});
+  tile.finish(
+      last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+        S::store(sums + v / 2 * panel_sums + (m * 2 + v % 2) * L, sum);
+      });
 }
 
 // Columns [begin, end) of tiles [first, last) of a batch.

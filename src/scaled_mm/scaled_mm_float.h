@@ -55,12 +55,13 @@ __attribute__((noinline)) void add_float_tile(const Columns<S>* columns, const f
   constexpr int64_t L = S::kLanes;
   Tile<FloatDot<S>, MT, NP> tile;
   tile.clear();
-  tile.add(a, b, b_stride, k, NothingAhead{});
-  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-    float* total = totals + v / 2 * panel_totals + (m * 2 + v % 2) * L;
-    const auto scale = S::mul(S::load(columns[v / 2].scale + v % 2 * L), S::set1(a_scales[m]));
-    S::store(total, S::fma(sum, scale, S::load(total)));
-  });
+  const auto last = tile.add(a, b, b_stride, k, NothingAhead{});
+  tile.finish(
+      last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+        float* total = totals + v / 2 * panel_totals + (m * 2 + v % 2) * L;
+        const auto scale = S::mul(S::load(columns[v / 2].scale + v % 2 * L), S::set1(a_scales[m]));
+        S::store(total, S::fma(sum, scale, S::load(total)));
+      });
 }
 
 template <class S, qf_format Format>

@@ -183,10 +183,11 @@ __attribute__((noinline)) void add_int_tile(const int32_t* a, const int32_t* b, 
   tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
     sum = S::sums(S::load_i(totals + v / 2 * panel_totals + (m * 2 + v % 2) * L));
   });
-  tile.add(a, b, words * 2 * L, words, ahead);
-  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-    S::store_i(totals + v / 2 * panel_totals + (m * 2 + v % 2) * L, S::ints(sum));
-  });
+  const auto last = tile.add(a, b, words * 2 * L, words, ahead);
+  tile.finish(
+      last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+        S::store_i(totals + v / 2 * panel_totals + (m * 2 + v % 2) * L, S::ints(sum));
+      });
 }
 
 // The same without zero points and scaled. `row`: the tile's first in c; a_sums, a_scales: of its rows.
@@ -199,14 +200,15 @@ __attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntCo
   constexpr int64_t L = S::kLanes;
   Tile<ByteDot<S>, MT, NP> tile;
   tile.clear();
-  tile.add(a, b, words * 2 * L, words, ahead);
-  tile.each([&](auto& acc, auto m, auto v) __attribute__((always_inline)) {
-    const IntColumns<S>& panel = columns[v / 2];
-    float* total = totals + v / 2 * panel_totals + (m * 2 + v % 2) * L;
-    const auto sum = subtract_zeros<S>(p, panel, v % 2, p.a_zero_at(row + m), a_sums[m], S::ints(acc));
-    const auto scale = S::mul(S::load(panel.scale + v % 2 * L), S::set1(a_scales[m]));
-    S::store(total, S::fma(S::to_float(sum), scale, S::load(total)));
-  });
+  const auto last = tile.add(a, b, words * 2 * L, words, ahead);
+  tile.finish(
+      last, [&](auto& acc, auto m, auto v) __attribute__((always_inline)) {
+        const IntColumns<S>& panel = columns[v / 2];
+        float* total = totals + v / 2 * panel_totals + (m * 2 + v % 2) * L;
+        const auto sum = subtract_zeros<S>(p, panel, v % 2, p.a_zero_at(row + m), a_sums[m], S::ints(acc));
+        const auto scale = S::mul(S::load(panel.scale + v % 2 * L), S::set1(a_scales[m]));
+        S::store(total, S::fma(S::to_float(sum), scale, S::load(total)));
+      });
 }
 
 template <class S>
