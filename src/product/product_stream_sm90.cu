@@ -35,9 +35,10 @@ int32_t choose_in_flight(int64_t bytes_of_sm, int64_t stage_bytes, int64_t stage
 
 // ---- product_stream.h ----
 
-// run(Shape): as few tokens as hold all, and as few rows as leave no SM without a block. Otherwise more rows:
-// larger boxes come faster, and x is fetched less often. Two blocks to an SM where there is room for them:
-// then those of the next kernel stand beside ours, and fill their rings with a constant weight.
+// run(Shape): as few tokens as hold all, and as few rows as leave no SM without a block (of 8 bits and up to
+// 64 tokens there are at most 64 to an SM: takes_columns). Otherwise more rows: larger boxes come faster, and
+// x is fetched less often. Two blocks to an SM where there is room for them: then those of the next kernel
+// stand beside ours, and fill their rings with a constant weight.
 template <class Run>
 void with_shape(const Product& p, const Run& run) {
   const int64_t rows_of_sm = ceil_div(p.n, num_sms(p));
@@ -54,16 +55,13 @@ void with_shape(const Product& p, const Run& run) {
     else if (rows_of_sm <= 128) run(Shape<16, 2, 1, 1, 2>{});
     else if (has_pairs) run(Shape<16, 2, 1, 2, 2>{});
     else run(Shape<16, 2, 2, 1, 2>{});
+  } else if (p.m <= 16) {
+    run(Shape<16, 1, 1, 2>{});
   } else if (p.m <= 32) {
-    choose_bool(p.m <= 16, [&](auto is_few) {
-      constexpr int kTokens = is_few.value ? 16 : 32;
-      if (rows_of_sm <= 128) run(Shape<kTokens, 1, 1, 2>{});
-      else run(Shape<kTokens, 2, 1, 2>{});
-    });
+    run(Shape<32, 1, 1, 2>{});
   } else if (p.m <= 64) {
     if (rows_of_sm <= 32) run(Shape<64, 1, 1, 2>{});
-    else if (rows_of_sm <= 64) run(Shape<64, 2, 1, 1>{});
-    else run(Shape<64, 2, 2, 1>{});
+    else run(Shape<64, 2, 1, 1>{});
   } else {
     choose_bool(rows_of_sm <= 64, [&](auto has_few_rows) {
       constexpr int kStrips = has_few_rows.value ? 1 : 2;
@@ -132,13 +130,12 @@ void launch_shape(const Product& p, float* staged, const Launch& launch) {
 
 int64_t unit_rows(const Product& p) { return p.has_gate ? 2 * kUnit : kUnit; }
 
-// Every block reads x: for few rows that would be too much. Where there are nearly 64 rows to an SM, or all
-// of a constant weight's tiles fit the GPU at once, product_stream.h is quicker.
+// Every block reads x: for few rows that would be too much. Where there are nearly 64 rows to an SM, and more
+// than a few tokens, product_stream.h is quicker.
 bool takes_columns(const Product& p) {
   const int64_t rows_of_sm = ceil_div(p.n, num_sms(p));
   if (p.b.format == QF_INT4 || p.m > 64 || rows_of_sm <= 32) return false;
-  if (rows_of_sm <= 64) return rows_of_sm <= 48;
-  return !p.is_b_constant || rows_of_sm > 256 || (p.m > 32 && rows_of_sm <= 192);
+  return rows_of_sm <= 48 || rows_of_sm > 64 || p.m <= 8;
 }
 
 // run(Shape): so many rows that each SM has one block, or as many as there can be.
@@ -173,7 +170,9 @@ void launch_columns(const Product& p, float* staged, const Launch& launch) {
     problem.x_stages = kIsAlone ? problem.stages : x_stages;
     if (Smem::bytes(problem, has_blocks) <= S::kBudget) break;
   }
-  problem.in_flight = choose_in_flight(48 * 1024, S::kRunBlocks * problem.w_rows * kBlockK, problem.stages);
+  // One block after the other: what an SM has too much of, it has less of later.
+  const int64_t bytes_of_sm = (rounds > 2 ? 96 : 48) * 1024;
+  problem.in_flight = choose_in_flight(bytes_of_sm, S::kRunBlocks * problem.w_rows * kBlockK, problem.stages);
   problem.has_gate = p.has_gate, problem.is_plain = is_plain(p, staged != nullptr);
   problem.x = row_boxes(p.a.codes, problem.token_rows), problem.w = weight_boxes(p, problem.w_rows);
   problem.product = p, problem.product.bias = {}, problem.bias = p.bias;
