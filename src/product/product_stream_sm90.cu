@@ -131,11 +131,11 @@ void launch_shape(const Product& p, float* staged, const Launch& launch) {
 int64_t unit_rows(const Product& p) { return p.has_gate ? 2 * kUnit : kUnit; }
 
 // Every block reads x: for few rows that would be too much. Where there are nearly 64 rows to an SM, and more
-// than a few tokens, product_stream.h is quicker.
+// than a few tokens or scales of blocks, product_stream.h is quicker.
 bool takes_columns(const Product& p) {
   const int64_t rows_of_sm = ceil_div(p.n, num_sms(p));
   if (p.b.format == QF_INT4 || p.m > 64 || rows_of_sm <= 32) return false;
-  return rows_of_sm <= 48 || rows_of_sm > 64 || p.m <= 8;
+  return rows_of_sm <= 48 || rows_of_sm > 64 || (p.m <= 8 && is_whole(p));
 }
 
 // run(Shape): so many rows that each SM has one block, or as many as there can be.
