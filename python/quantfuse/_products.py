@@ -139,7 +139,7 @@ def scaled_mm(
         is_b_constant: nothing that is still under way on the stream writes ``b`` or ``b_scale``: kernels may
             read them ahead. For weights; a few microseconds for a few rows of ``a``.
         fast_accumulation: FP8 sums may stay in the tensor cores for all of ``k``, as with torch's
-            ``use_fast_accum``: 3 to 5% faster for many rows on Hopper, whose tensor cores keep about 14 bits.
+            ``use_fast_accum``: up to 5% faster for many rows on Hopper, where a sum has about 14 bits then.
         out: memory for the result.
 
     Returns:

@@ -613,8 +613,8 @@ std::vector<CasePtr> linear_test_cases() {
       list.add(s);
     }
   }
-  // Weight-only layers of many tokens: rows that blocks divide among them along k, then tiles of 256 tokens,
-  // one or two for every SM of 132.
+  // Weight-only layers of many tokens: rows that blocks divide among them along k, then as many tiles of 256
+  // tokens as two for every SM of 132, and a gated weight.
   Random weight_only(19);
   for (const int64_t n : {70, 520}) {
     for (const int64_t tokens : {70, 130, 250}) {
