@@ -151,6 +151,7 @@ struct Avx2 {
   QF_SIMD I and_(I a, I b) { return _mm256_and_si256(a, b); }
   QF_SIMD I or_(I a, I b) { return _mm256_or_si256(a, b); }
   QF_SIMD I xor_(I a, I b) { return _mm256_xor_si256(a, b); }
+  QF_SIMD I merge_bits(I mask, I yes, I no) { return or_(and_(mask, yes), _mm256_andnot_si256(mask, no)); }
   template <int N>
   QF_SIMD I shl(I a) {
     return _mm256_slli_epi32(a, N);

@@ -126,6 +126,8 @@ struct Avx512 {
   QF_SIMD I and_(I a, I b) { return _mm512_and_si512(a, b); }
   QF_SIMD I or_(I a, I b) { return _mm512_or_si512(a, b); }
   QF_SIMD I xor_(I a, I b) { return _mm512_xor_si512(a, b); }
+  // The bits of `yes` where those of the mask are set, else of `no`.
+  QF_SIMD I merge_bits(I mask, I yes, I no) { return _mm512_ternarylogic_epi32(mask, yes, no, 0xca); }
   template <int N>
   QF_SIMD I shl(I a) {
     return _mm512_slli_epi32(a, N);
@@ -219,8 +221,7 @@ struct Avx512 {
   QF_SIMD __m256i bf16_bits(F v) {
     const I u = bits(v);
     const I rounded = add(u, add(set1(0x7fff), and_(shr<16>(u), set1(1))));
-    const I quiet = or_(u, set1(0x400000));
-    return _mm512_cvtepi32_epi16(shr<16>(select(is_nan(v), quiet, rounded)));
+    return _mm512_cvtepi32_epi16(shr<16>(_mm512_mask_or_epi32(rounded, is_nan(v), u, set1(0x400000))));
   }
 };
 

@@ -23,24 +23,24 @@ QF_INLINE void unrolled(const Body& body) {
   (std::make_integer_sequence<int, N>{});
 }
 
-// e^x within 4 units in the last place: x = i ln 2 + r with |r| <= ln 2 / 2, e^r by the polynomial of degree
-// 5 whose largest relative error there is least, 1.05e-7. Below -87.3 the result is 0 to within the smallest
-// normal, above 88.8 infinity.
+// 2^x: the nearest whole number i, and 2^r of the rest, |r| <= 1/2, by the polynomial of degree 5 whose
+// largest relative error there is least, 1.05e-7. Below -126 the result is 0 to within the smallest normal,
+// above 128.1 infinity.
 template <class S>
-QF_INLINE typename S::F vector_exp(typename S::F x) {
+QF_INLINE typename S::F vector_exp2(typename S::F x) {
   using F = typename S::F;
-  x = S::min(S::max(x, S::set1(-87.3365f)), S::set1(89.0f));
-  const F i = S::round(S::mul(x, S::set1(1.44269504f)));
-  F r = S::fnma(i, S::set1(0.693359375f), x);  // ln 2 in two parts, the first exact in few bits
-  r = S::fnma(i, S::set1(-2.12194440e-4f), r);
-  F p = S::set1(8.312520571e-03f);
-  p = S::fma(p, r, S::set1(4.189011827e-02f));
-  p = S::fma(p, r, S::set1(1.666711420e-01f));
-  p = S::fma(p, r, S::set1(4.999923110e-01f));
-  p = S::fma(p, r, S::set1(1.0f));
+  x = S::min(S::max(x, S::set1(-126.0f)), S::set1(128.5f));
+  const F i = S::round(x), r = S::sub(x, i);
+  F p = S::set1(1.3300257e-03f);
+  p = S::fma(p, r, S::set1(9.6697096e-03f));
+  p = S::fma(p, r, S::set1(5.5505599e-02f));
+  p = S::fma(p, r, S::set1(2.4022281e-01f));
+  p = S::fma(p, r, S::set1(6.9314718e-01f));
   p = S::fma(p, r, S::set1(1.0f));
   return S::times_power_of_2(p, i);
 }
+
+inline constexpr float kLog2e = 1.44269504f;
 
 // erf by Abramowitz and Stegun 7.1.26: absolute error below 1.5e-7, a rounding error of float32 at 1.
 template <class S>
@@ -53,17 +53,17 @@ QF_INLINE typename S::F vector_erf(typename S::F x) {
   p = S::fma(p, t, S::set1(1.421413741f));
   p = S::fma(p, t, S::set1(-0.284496736f));
   p = S::fma(p, t, S::set1(0.254829592f));
-  const F e = vector_exp<S>(S::sub(S::zero(), S::mul(a, a)));
+  const F e = vector_exp2<S>(S::mul(S::mul(a, S::set1(-kLog2e)), a));
   const F magnitude = S::fnma(S::mul(p, t), e, S::set1(1.0f));
   const auto sign = S::and_(S::bits(x), S::set1(static_cast<int32_t>(0x80000000u)));
   return S::from_bits(S::or_(S::bits(magnitude), sign));
 }
 
-// x * sigmoid(y) for the two activations that are a sigmoid: NaN stays NaN, and a huge negative x goes to 0,
-// since e^-y is infinity there.
+// x * sigmoid(y), y given as -y log2(e), for the two activations that are a sigmoid: NaN stays NaN, and a
+// huge negative x goes to 0, since e^-y is infinity there.
 template <class S>
-QF_INLINE typename S::F times_sigmoid(typename S::F x, typename S::F y) {
-  return S::div(x, S::add(S::set1(1.0f), vector_exp<S>(S::sub(S::zero(), y))));
+QF_INLINE typename S::F times_sigmoid(typename S::F x, typename S::F minus_y_log2e) {
+  return S::div(x, S::add(S::set1(1.0f), vector_exp2<S>(minus_y_log2e)));
 }
 
 template <class S>
@@ -76,30 +76,32 @@ QF_INLINE typename S::F activate(qf_activation kind, typename S::F x) {
     }
     case QF_GELU_TANH: {  // 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
       const auto x2 = S::mul(x, x);
-      const auto inner = S::mul(x, S::fma(x2, S::set1(0.0713548163f), S::set1(1.5957691216f)));
-      return times_sigmoid<S>(x, inner);
+      constexpr float kLinear = -1.5957691216f * kLog2e, kCubic = -0.0713548163f * kLog2e;
+      return times_sigmoid<S>(x, S::mul(x, S::fma(x2, S::set1(kCubic), S::set1(kLinear))));
     }
-    case QF_SILU: return times_sigmoid<S>(x, x);
+    case QF_SILU: return times_sigmoid<S>(x, S::mul(x, S::set1(-kLog2e)));
     default: return x;
   }
 }
 
-// SmallFloat::encode on vectors; the code is in each lane's low bits. One rounding serves normal and
-// subnormal results: next to `magic`, which is 2^23 steps of the format at this magnitude, the sum's last
-// place is one step.
+// SmallFloat::encode on vectors; the code is each lane's lowest 8 bits, those above it are anything. One
+// rounding serves normal and subnormal results: next to `magic`, which is 2^23 steps of the format at this
+// magnitude, the sum's last place is one step. A few steps more, an even number so that ties stay ties to
+// even, take off where the exponents of normal numbers begin.
 template <class S, int E, int M, int Bias, uint32_t Largest, bool HasNan>
 QF_INLINE typename S::I encode_small(typename S::F x) {
   using I = typename S::I;
   constexpr int kDropped = 23 - M, kSmallestNormal = (128 - Bias) << 23;
+  constexpr int kFirstExponent = 256 - (kSmallestNormal >> kDropped) % 256;
+  static_assert(kFirstExponent % 2 == 0);
   const auto largest =
       S::set1(float_from_bits((Largest << kDropped) + (static_cast<uint32_t>(127 - Bias) << 23)));
   const auto a = S::min(S::abs(x), largest);
   const I exponent = S::max(S::and_(S::bits(a), S::set1(0x7f800000)), S::set1(kSmallestNormal));
-  const I magic = S::add(exponent, S::set1(kDropped << 23));
-  const I steps = S::sub(S::bits(S::add(a, S::from_bits(magic))), magic);  // up to 2^(M+1)
-  const I magnitude = S::add(steps, S::template shr<kDropped>(S::sub(exponent, S::set1(kSmallestNormal))));
-  const I sign = S::and_(S::template shr<31 - E - M>(S::bits(x)), S::set1(1 << (E + M)));
-  const I code = S::or_(sign, magnitude);
+  const I magic = S::add(exponent, S::set1((kDropped << 23) + kFirstExponent));
+  const I steps = S::bits(S::add(a, S::from_bits(magic)));  // up to 2^(M+1)
+  const I magnitude = S::add(steps, S::template shr<kDropped>(exponent));
+  const I code = S::merge_bits(S::set1(1 << (E + M)), S::template shr<31 - E - M>(S::bits(x)), magnitude);
   return S::select(S::is_nan(x), HasNan ? S::set1((1 << (E + M)) - 1) : S::zero_i(), code);
 }
 

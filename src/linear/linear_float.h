@@ -229,6 +229,7 @@ struct FloatWork {
   using Dot = typename A::Dot;
   using S = typename A::S;
   using Word = typename Dot::Word;
+  static constexpr int64_t kRowsOfToken = 1;
   static constexpr int64_t kMaxDecoded = kFloatSegment;
   const Batch<Word>& batch;
 
@@ -239,6 +240,7 @@ struct FloatWork {
     return k / PanelDecoder<S, Format>::kPerWord * 8 * S::kLanes;
   }
 
+  QF_INLINE static bool begins_totals() { return false; }
   template <int MT, int NP>
   QF_INLINE void add(const TileOfWork<Word>& t) const {
     t.decode_to ? add_decoding<MT, NP>(t) : add_tile<Dot, MT, NP>(batch, t);

@@ -22,7 +22,7 @@ inline constexpr int64_t kIntSegment = 512;
 
 // The same where totals are int32, and codes of 8 bits are multiplied as they lie: the fewer segments, the
 // fewer times a tile fetches its totals and puts them back. The L1 cache still holds the tile's x.
-inline constexpr int64_t kLongIntSegment = 2048;
+inline constexpr int64_t kLongIntSegment = 4096;
 
 // k up to which an int32 holds the sum of 255 * 128.
 inline constexpr int64_t kMaxIntLength = 65536;
@@ -49,9 +49,11 @@ QF_INLINE Verdict accepts_int(const Problem& p, int lanes) {
 
 // ---- x: codes in the packed order, 4 in a word ----
 
-// codes[i] = the INT8 code of x[r, k + i], within one activation group. Returns their sum.
+// codes[i] = the INT8 code of x[r, k + i], within one activation group. Returns their sum. Fetches the same
+// columns `rows` rows below: the scales of those will be wanted first, from all columns at once.
 template <class S>
-QF_INLINE int32_t load_codes(const Problem& p, int64_t r, int64_t k, int64_t n, float scale, int8_t* codes) {
+QF_INLINE int32_t load_codes(const Problem& p, int64_t r, int64_t k, int64_t n, float scale, int8_t* codes,
+                             int64_t rows) {
   int32_t sum = 0;
   if (p.x_scale) {
     const auto* row = reinterpret_cast<const int8_t*>(p.x.row_bytes_at(r)) + k;
@@ -61,8 +63,9 @@ QF_INLINE int32_t load_codes(const Problem& p, int64_t r, int64_t k, int64_t n, 
   choose_float(
       p.x.dtype, [&](auto type) __attribute__((always_inline)) {
         using T = typename decltype(type)::type;
-        sum = row_encode<S, QF_INT8>(p.x.row<const T>(r) + k, n, 1.0f / scale, 0,
-                                     reinterpret_cast<uint8_t*>(codes));
+        const T* from = p.x.row<const T>(r) + k;
+        sum = row_encode<S, QF_INT8>(from, n, 1.0f / scale, 0, reinterpret_cast<uint8_t*>(codes),
+                                     r + rows < p.m ? from + rows * p.x.row_stride : from);
       });
   return sum;
 }
@@ -81,7 +84,7 @@ QF_INLINE void prepare_int_tile(const IntBatch& c, int64_t row, int64_t rows, fl
       for (int64_t g = 0; g < c.plan.act_groups; ++g) own[g] = given[g];
     }
     // One scale: accepts() sees to that.
-    if (k_map) load_codes<S>(p, r0 + i, 0, p.k, own[0], ordered + i * ordered_stride);
+    if (k_map) load_codes<S>(p, r0 + i, 0, p.k, own[0], ordered + i * ordered_stride, rows);
   }
   for (int64_t s = 0; s < c.num_segments; ++s) {
     const Segment& segment = c.segments[s];
@@ -98,7 +101,7 @@ QF_INLINE void prepare_int_tile(const IntBatch& c, int64_t row, int64_t rows, fl
       } else {
         const int64_t count = segment.end < p.k ? length : p.k - segment.begin;
         const float scale = scales[i * c.plan.act_groups + segment.act_group];
-        sum = load_codes<S>(p, r0 + i, segment.begin, count, scale, codes);
+        sum = load_codes<S>(p, r0 + i, segment.begin, count, scale, codes, rows);
         for (int64_t k = count; k < length; ++k) codes[k] = 0;
       }
       int32_t& to = sums[c.sums_at(s, row + i)];
@@ -179,8 +182,10 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
   using Base = CodeWork<Simd, Format, IntBatch>;
   using Base::batch, Base::L, Base::kOffset;
   using typename Base::Dot, typename Base::S;
+  static constexpr int64_t kRowsOfToken = 1;
   static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kIntSegment : 0;
 
+  QF_INLINE bool begins_totals() const { return batch.has_int_totals; }
   template <int MT, int NP>
   __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {
     Tile<Dot, MT, NP> tile;

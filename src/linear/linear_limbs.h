@@ -129,8 +129,10 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
   using Base = CodeWork<Simd, Format, LimbBatch>;
   using Base::batch, Base::L, Base::kOffset;
   using typename Base::Dot, typename Base::S;
+  static constexpr int64_t kRowsOfToken = kLimbs;
   static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kLimbSegment : 0;
 
+  QF_INLINE static bool begins_totals() { return false; }
   template <int MT, int NP>
   __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {
     if constexpr (MT % kLimbs == 0) {  // no other tile is made

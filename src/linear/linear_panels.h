@@ -177,35 +177,49 @@ QF_INLINE void finish_rows(const Problem& p, const Destination& to, int64_t row,
           }
         });
   }
-  alignas(64) float bias[kMaxPanels<S> * 2 * L], values[kMaxPanels<S> * 2 * L];  // bias: as sums are
+  alignas(64) float bias[kMaxPanels<S> * 2 * L];  // as sums are
   for (int64_t i = 0; has_bias && i < panels * 2 * L; i += L) {
     const int64_t at = is_gated ? i / (2 * L) * L : i, up = is_gated && i % (2 * L) != 0 ? p.n_out : 0;
     S::store(bias + i, load_some<S>(p.bias.dtype, p.bias.data, up + col + at, count - at));
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    const auto sums = sums_of(r);
-    const auto biased = [&](int64_t i) __attribute__((always_inline)) {
-      return has_bias ? S::add(sums(i), S::load(bias + i)) : sums(i);
-    };
-    choose_value<QF_IDENTITY, QF_RELU, QF_GELU, QF_GELU_TANH, QF_SILU>(
-        p.activation, [&](auto activation) __attribute__((always_inline)) {
-          for (int64_t i = 0; i < count; i += L) {
-            const auto y = activate<S>(activation.value, biased(is_gated ? 2 * i : i));
-            S::store(values + i, is_gated ? S::mul(y, biased(2 * i + L)) : y);
+  choose_value<QF_IDENTITY, QF_RELU, QF_GELU, QF_GELU_TANH, QF_SILU>(
+      p.activation, [&](auto activation) __attribute__((always_inline)) {
+        // What belongs to column i of a row's sums.
+        const auto value = [&](const auto& sums, int64_t r, int64_t i) __attribute__((always_inline)) {
+          const auto biased = [&](int64_t at) __attribute__((always_inline)) {
+            return has_bias ? S::add(sums(at), S::load(bias + at)) : sums(at);
+          };
+          auto y = activate<S>(activation.value, biased(is_gated ? 2 * i : i));
+          if (is_gated) y = S::mul(y, biased(2 * i + L));
+          if (!p.residual) return y;
+          return S::add(y,
+                        load_some<S>(p.residual.dtype, p.residual.row_bytes_at(row + r), col + i, count - i));
+        };
+        if (!p.out.is_quantized()) {
+          choose_float(
+              p.out.y.dtype, [&](auto type) __attribute__((always_inline)) {
+                for (int64_t r = 0; r < rows; ++r) {
+                  auto* out = p.out.y.row<typename decltype(type)::type>(row + r) + col;
+                  const auto sums = sums_of(r);
+                  int64_t i = 0;
+                  for (; i + L <= count; i += L) S::store(out + i, value(sums, r, i));
+                  if (i < count) S::store(out + i, value(sums, r, i), count - i);
+                }
+              });
+          return;
+        }
+        alignas(64) float values[kMaxPanels<S> * 2 * L];
+        for (int64_t r = 0; r < rows; ++r) {
+          const auto sums = sums_of(r);
+          for (int64_t i = 0; i < count; i += L) S::store(values + i, value(sums, r, i));
+          if (to.is_staged) {
+            float* out = to.result + (row + r - to.first_row) * p.n_out + col;
+            for (int64_t i = 0; i < count; i += L) S::store(out + i, S::load(values + i), count - i);
+          } else {
+            store_output<S>(p.out, row + r, col, values, count);
           }
-        });
-    for (int64_t i = 0; p.residual && i < count; i += L) {
-      const char* residual = p.residual.row_bytes_at(row + r);
-      const auto more = load_some<S>(p.residual.dtype, residual, col + i, count - i);
-      S::store(values + i, S::add(S::load(values + i), more));
-    }
-    if (to.is_staged) {
-      float* out = to.result + (row + r - to.first_row) * p.n_out + col;
-      for (int64_t i = 0; i < count; i += L) S::store(out + i, S::load(values + i), count - i);
-    } else {
-      store_output<S>(p.out, row + r, col, values, count);
-    }
-  }
+        }
+      });
 }
 
 // After the last panel: quantizes the staged rows.
@@ -254,14 +268,32 @@ struct Batch {
   Destination to;
 };
 
+// Fetches what tokens [token, token + count) have of y in a few panels, to be written after the tile that is
+// about to be multiplied: rows are far apart, and the stores would wait for one line after the other.
+template <class S>
+QF_INLINE void fetch_y(const Problem& p, const Destination& to, int64_t token, int64_t count, int64_t panel,
+                       int64_t panels) {
+  if (to.is_staged) return;
+  const int64_t panel_cols = p.weight.is_gated ? S::kLanes : 2 * S::kLanes;
+  const int64_t bytes = dtype_bytes(p.out.y.dtype), first = panel * panel_cols * bytes;
+  const int64_t last = first + panels * panel_cols * bytes;
+  for (int64_t t = 0; t < count; ++t) {
+    const char* row = p.out.y.row_bytes_at(to.first_row + token + t);
+    for (int64_t at = first; at < last; at += 64) __builtin_prefetch(row + at, 1, 3);
+  }
+}
+
 // What a batch does with a pair of panels (or one) is the work of its kernel:
 //
 //   Work::Dot                              of its tiles
+//   Work::kRowsOfToken                     of x, as it is multiplied
 //   Work::kMaxDecoded                      longest run of k that is decoded; 0 where codes are multiplied as
 //                                          they lie
 //   codes_at(panel, segment)               where the packed codes of a segment are
 //   code_bytes(k)                          of a panel
 //   add<MT, NP>(tile)                      totals += product of the tile, times the scale
+//   begins_totals()                        whether add() sets the totals of the first segment, whatever they
+//                                          were
 //   finish(row, rows, panel, panels, totals)  the epilogue
 template <class Word>
 struct TileOfWork {
@@ -288,10 +320,15 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
   alignas(64) float totals[kMaxChunkRows * totals_stride<S>(kPanels)];
   const auto& c = work.batch;
   const int64_t rows = row1 - row0, tiles = ceil_div(rows, c.tile_rows);
+  // Then a tile's sums are complete at its end, and its totals still in the L1 cache.
+  const bool has_one_segment = c.num_segments == 1;
 
   for (int64_t panel = begin; panel < end; panel += kPanels) {
     const int64_t panels = end - panel < kPanels ? end - panel : kPanels, stride = totals_stride<S>(panels);
-    __builtin_memset(totals, 0, static_cast<size_t>(rows * stride) * sizeof(float));
+    const auto clear_totals = [&](int64_t count) {
+      __builtin_memset(totals, 0, static_cast<size_t>(count * stride) * sizeof(float));
+    };
+    if (!has_one_segment && (c.num_segments == 0 || !work.begins_totals())) clear_totals(rows);
     for (int64_t s = 0; s < c.num_segments; ++s) {
       const Segment& segment = c.segments[s];
       const int64_t steps = (segment.end - segment.begin) / Dot::kPerWord;
@@ -312,7 +349,11 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
         tile.x = c.x + segment.begin / Dot::kPerWord * c.rows + row * steps;
         tile.row = row;
         tile.decode_to = kDecodes && row == row0 ? decoded : nullptr;
-        tile.totals = totals + (row - row0) * stride;
+        tile.totals = totals + (has_one_segment ? 0 : row - row0) * stride;
+        if (has_one_segment && !work.begins_totals()) clear_totals(count);
+        if (s + 1 == c.num_segments) {
+          fetch_y<S>(c.p, c.to, row / Work::kRowsOfToken, count / Work::kRowsOfToken, panel, panels);
+        }
         choose_tile_rows(
             count, [&](auto mt) __attribute__((always_inline)) {
               if (kPanels == 2 && panels == 2) {
@@ -322,9 +363,10 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
               }
             });
         tile.ahead.at += tile.ahead.step * (steps / 2);
+        if (has_one_segment) work.finish(row, count, panel, panels, totals);
       }
     }
-    work.finish(row0, rows, panel, panels, totals);
+    if (!has_one_segment) work.finish(row0, rows, panel, panels, totals);
   }
 }
 

@@ -14,8 +14,8 @@
 
 #include "core/choose.h"
 #include "cpu/hadamard.h"
+#include "cpu/rows.h"
 #include "cpu/threads.h"
-#include "cpu/vector_math.h"
 #include "quantize/quantize.h"
 
 namespace quantfuse::quantize {
@@ -157,9 +157,12 @@ class RowsQuantizer {
   QF_INLINE Range range_of(const Extent& e) const {
     if constexpr (sizeof(T) == 2) {
       if (kind_ != ScaleKind::asymmetric) {
-        const uint32_t amax = largest_magnitude_bits(e);
-        constexpr uint32_t kInfinity = std::is_same_v<T, bf16> ? 0x7f80 : 0x7c00;
-        if (amax <= kInfinity) return {0.0f, to_float(T{static_cast<uint16_t>(amax)})};
+        uint32_t amax = 0;
+        for (int64_t r = e.r0; r < e.r1; ++r) {
+          const uint32_t of_row = largest_magnitude_bits<S>(x(r) + e.c0, e.c1 - e.c0);
+          amax = of_row > amax ? of_row : amax;
+        }
+        if (amax <= kInfinityBits<T>) return {0.0f, to_float(T{static_cast<uint16_t>(amax)})};
       }
     }
     F low = S::zero(), high = S::zero(), low2 = S::zero(), high2 = S::zero();
@@ -177,30 +180,6 @@ class RowsQuantizer {
       }
     }
     return {S::reduce_min(S::min(low, low2)), S::reduce_max(S::max(high, high2))};
-  }
-
-  // The bits of 16-bit floats without their sign are ordered as their magnitudes are, with NaN above
-  // infinity: twice the numbers in a vector and no conversion.
-  QF_INLINE uint32_t largest_magnitude_bits(const Extent& e) const {
-    const I magnitude = S::set1(0x7fff7fff);
-    I largest = S::zero_i(), largest2 = S::zero_i();
-    uint32_t rest = 0;
-    for (int64_t r = e.r0; r < e.r1; ++r) {
-      const T* row = x(r);
-      int64_t c = e.c0;
-      for (; c + 4 * kLanes <= e.c1; c += 4 * kLanes) {
-        largest = S::max_u16(largest, S::and_(S::load_i(row + c), magnitude));
-        largest2 = S::max_u16(largest2, S::and_(S::load_i(row + c + 2 * kLanes), magnitude));
-      }
-      for (; c + 2 * kLanes <= e.c1; c += 2 * kLanes) {
-        largest = S::max_u16(largest, S::and_(S::load_i(row + c), magnitude));
-      }
-      for (; c < e.c1; ++c) rest = (row[c].bits & 0x7fffu) > rest ? row[c].bits & 0x7fffu : rest;
-    }
-    largest = S::max_u16(largest, largest2);
-    const I low_half = S::and_(largest, S::set1(0xffff)), high_half = S::template shr<16>(largest);
-    const auto in_lanes = static_cast<uint32_t>(S::reduce_max(S::to_float(S::max(low_half, high_half))));
-    return in_lanes > rest ? in_lanes : rest;
   }
 
   // Not inlined: rare, and 41 passes over the block dwarf a call.
@@ -233,7 +212,8 @@ class RowsQuantizer {
         F run = S::zero();
         for (int64_t c = begin; c < end; c += kLanes) {
           const F v = S::load(x(r) + c, end - c);
-          const F decoded = decode_vector<S, Format>(encode_vector<S, Format>(S::mul(v, inverse), z.zero));
+          const I code = encode_vector<S, Format>(S::mul(v, inverse), z.zero);
+          const F decoded = decode_vector<S, Format>(is_fp8(Format) ? S::and_(code, S::set1(255)) : code);
           const F error = S::sub(S::mul(S::sub(decoded, zero), ratio), S::mul(v, units));
           // Numbers that are not finite do not count, nor do the lanes beyond the end.
           const F counted = S::select(S::less(S::abs(v), infinity), error, S::zero());

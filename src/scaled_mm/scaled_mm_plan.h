@@ -8,7 +8,7 @@
 // (scaled_mm_block.h).
 //
 //   prepared a   [segment][tile][words or numbers of the segment][rows of the tile]: read as one stream
-//   packed b     [words of the segment][2][lanes]: what cpu/tile.h multiplies, up to 32 KB that stay in L1
+//   packed b     [words of the segment][2][lanes]: what cpu/tile.h multiplies, up to 128 KB that stay in L2
 //
 // A block is a group of panels by all rows (or by a part of them where there are too few groups for all
 // threads), in chunks of rows whose prepared a stays in L2. Where there are several chunks, the packed group
@@ -39,11 +39,11 @@ struct Blocking {
   int64_t min_rows, max_rows;  // of a chunk
 };
 
-// What a block needs of its thread's stack: 64 KB for a packed segment, 96 KB for totals (half of it with
+// What a block needs of its thread's stack: 128 KB for a packed segment, 96 KB for totals (half of it with
 // AVX2).
 inline constexpr int64_t kMaxGroup = 8;
-inline constexpr int64_t kMaxPackedLength = 8 * 256;  // group * segment
-inline constexpr int64_t kMaxTotalRows = 8 * 96;      // group * max_rows
+inline constexpr int64_t kMaxPackedLength = 2 * 2048;  // group * segment
+inline constexpr int64_t kMaxTotalRows = 8 * 96;       // group * max_rows
 // Threads for which the workspace has room to keep a packed group. With more of them, groups are packed again
 // for every chunk.
 inline constexpr int64_t kMaxKeepers = 64;
