@@ -13,6 +13,7 @@
 #include "build_info.h"
 #include "commands.h"
 #include "library.h"
+#include "nvml.h"
 
 namespace quantfuse::cli {
 namespace {
@@ -89,7 +90,8 @@ Json header_json(const Machine& machine) {
   } else {
     header["copy_gbps"] = rounded(machine.gpu.copy_gbps);
     header["gpu"] = info["cuda"]["devices"][machine.device.id];
-    header["driver"] = info["cuda"]["driver"];
+    header["driver"] = driver_version();
+    header["cuda_driver"] = info["cuda"]["driver"];
     header["cuda_runtime"] = machine.gpu.runtime;
     header["cuda_architectures"] = info["cuda"]["architectures"];
   }

@@ -9,8 +9,8 @@
 #include <map>
 #include <stdexcept>
 
-#include "energy.h"
 #include "measure.h"
+#include "nvml.h"
 
 namespace quantfuse::cli {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The energy counter of a GPU, through NVML, which is loaded at run time where the driver brings it.
+// What NVML knows and the CUDA runtime does not. It is loaded at run time where the driver brings it.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,10 @@
 
 namespace quantfuse::cli {
 
+// "580.159.04"; "" where there is no NVML. (The version that the CUDA runtime reports is that of CUDA.)
+std::string driver_version();
+
+// The energy counter of a GPU.
 class EnergyMeter {
  public:
   explicit EnergyMeter(const std::string& pci_bus_id);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "energy.h"
+#include "nvml.h"
 
 #include <dlfcn.h>
 
@@ -14,12 +14,31 @@ bool find(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
+// For the life of the command; null where there is none.
+void* load_nvml() {
+  static void* const library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  return library;
+}
+
 }  // namespace
+
+std::string driver_version() {
+  int (*init)() = nullptr;
+  int (*get_version)(char*, unsigned) = nullptr;
+  void* library = load_nvml();
+  char version[80] = "";
+  if (!library || !find(library, "nvmlInit_v2", init) ||
+      !find(library, "nvmlSystemGetDriverVersion", get_version) || init() != kSuccess ||
+      get_version(version, sizeof version) != kSuccess) {
+    return "";
+  }
+  return version;
+}
 
 EnergyMeter::EnergyMeter(const std::string& pci_bus_id) {
   int (*init)() = nullptr;
   int (*get_device)(const char*, void**) = nullptr;
-  void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);  // for the life of the command
+  void* library = load_nvml();
   unsigned long long now = 0;
   if (!library) {
     reason_ = "there is no libnvidia-ml.so.1";
