@@ -8,9 +8,9 @@
 //   gmem q --> smem --lds--> regs --decode--> 16-bit numbers, operand a --mma--> sums of a group
 //     --* s--> totals --> smem --> epilogue, 8 columns a thread --> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
-// is rounded that the formula does not round. The byte scales of MXFP4 are part of the numbers, exactly, if
-// these are bf16: the tensor cores add to the totals themselves. mma_plan.h has how the work is divided. Every warp has strips
-// and tiles of k that no other warp of the block has, so that each code is decoded once a block.
+// is rounded that the formula does not round. Byte scales (MXFP4) are part of the numbers if these are bf16,
+// exactly, and then no sum is scaled. mma_plan.h has how the work is divided. Every warp has strips and tiles
+// of k that no other warp of the block has, so that each code is decoded once a block.
 //
 // A stage in shared memory: | x of k_warps tiles of k, [token][128] each | the strips' tiles, by warp |
 #pragma once

@@ -307,9 +307,9 @@ __device__ void clear_sums(const XLimbs& limbs, int warp, int lane) {
 //   [pair of steps; neighbours swapped for odd tokens][q][step of the pair][4 numbers]
 //
 // Where 2^e <= max |x| < 2^(e + 1) in a tile of a token, x is there times 2^(kXExponent - e), so that its
-// products with numbers of 2^-126 are far from both ends of float32. Byte scales are taken as the exponents of
-// float32 that they are not; what has then to be made good is the factor of the tile, but for 2^kSumExponent,
-// which is left to the end, because small x would leave no number for it.
+// products with codes times 2^-126 are far from both ends of float32. Byte scales are taken for exponents of
+// float32. The tile's factor makes up for all that, but for 2^kSumExponent, which is left to the end: with it
+// the factors of small x would be too small for float32.
 constexpr int kXExponent = 99, kSumExponent = -30;
 constexpr int kFactorExponent = 126 - kXExponent - (linear::kByteScaleBias - 127) - kSumExponent;
 
