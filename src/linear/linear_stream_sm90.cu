@@ -496,7 +496,7 @@ __device__ void consume(const Params& p, const Smem& smem, const StripShare& sha
     // hand this warp's part to the epilogue warp
     if constexpr (std::is_same_v<F, Mxfp4>) {  // every lane of a row has the same
 #pragma unroll
-      for (float& sum : acc) sum *= __uint_as_float((127u + kSumExponent) << 23);
+      for (float& sum : acc) sum *= __uint_as_float(static_cast<uint32_t>(127 + kSumExponent) << 23);
     } else {
       add_limbs(acc, lane);
     }
