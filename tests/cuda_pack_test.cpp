@@ -11,6 +11,7 @@ namespace quantfuse {
 namespace {
 
 constexpr qf_device kCuda = {QF_CUDA, 0};
+constexpr qf_dtype kE8m0 = {14, 8, 1};
 
 // Shapes of a weight without data.
 struct Shapes {
@@ -45,6 +46,12 @@ TEST(CudaPack, HasTilesOf16RowsAnd128ColumnsWithTheirScales) {
   Shapes asymmetric(QF_INT4, 64, 256, 64);
   asymmetric.weight.zero = &asymmetric.zero;
   EXPECT_EQ(asymmetric.bytes(), 4u * 2 * (1024 + 2 * 80));
+  Shapes mxfp4(QF_FP4_E2M1, 64, 256, 32);  // scales of a byte, but float32 in any other case
+  EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 64));
+  mxfp4.scale.dtype = kE8m0;
+  EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 16));
+  mxfp4.weight.g_idx = &mxfp4.g_idx;
+  EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 64) + 257 * 4);
   Shapes gated(QF_INT4, 34, 128, 128);  // 17 gate rows and 17 up rows, 8 of each in a strip
   gated.weight.is_gated = 1;
   EXPECT_EQ(gated.bytes(), 3u * (1024 + 64));
@@ -107,6 +114,19 @@ TEST(CudaPack, TheSizeTellsOfZeroPointsWhereTheCanonicalWeightIsGone) {
   EXPECT_NE(explain(shapes).find("candidates"), std::string::npos) << explain(shapes);
   shapes.weight.format = QF_FP4_E2M1;  // which has no zero points
   EXPECT_NE(explain(shapes).find("weight.packed has"), std::string::npos) << explain(shapes);
+}
+
+TEST(CudaPack, TheSizeTellsOfScalesOfAByte) {
+  for (const bool has_bytes : {false, true}) {
+    Shapes shapes(QF_FP4_E2M1, 64, 256, 32);
+    if (has_bytes) shapes.scale.dtype = kE8m0;
+    shapes.packed_shape[0] = static_cast<int64_t>(shapes.bytes());
+    shapes.weight.packed = &shapes.packed;
+    shapes.weight.codes = shapes.weight.scale = nullptr;
+    EXPECT_NE(explain(shapes).find("candidates"), std::string::npos) << explain(shapes);
+    shapes.packed_shape[0] += 64;
+    EXPECT_NE(explain(shapes).find("weight.packed has"), std::string::npos) << explain(shapes);
+  }
 }
 
 TEST(CudaPack, TheSizeTellsOfSortedColumnsToo) {

@@ -237,6 +237,28 @@ TEST(Selection, OfLinearOnCuda) {
   s.dtype = kF32, s.m = 1;
   expect_chosen(s, {"linear_rows_sm75"});
 
+  // MXFP4, whose scales bf16 numbers can have in them; f16 ones cannot.
+  LinearSpec mxfp4;
+  mxfp4.weight = {QF_FP4_E2M1, {1, 32}, true}, mxfp4.n = 64, mxfp4.k = 256, mxfp4.dtype = kBf16;
+  const auto of_bf16 = [](const char* first, bool is_few) {
+    return std::vector<std::string>{first, "linear_mma_sm80",
+                                    is_few ? "linear_rows_sm75" : "linear_tiles_sm75"};
+  };
+  for (const auto& [m, kernel] : {std::pair<int64_t, const char*>{1, "linear_stream_sm90"},
+                                  {2, "linear_stream_sm90"},
+                                  {3, "linear_batch_sm90"},
+                                  {16, "linear_batch_sm90"},
+                                  {17, "linear_quads_sm90"},
+                                  {64, "linear_quads_sm90"},
+                                  {65, "linear_turns_sm90"}}) {
+    mxfp4.m = m;
+    expect_chosen(mxfp4, of_bf16(kernel, m <= 8));
+  }
+  mxfp4.dtype = kF16, mxfp4.m = 1;
+  expect_chosen(mxfp4, {"linear_batch_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+  mxfp4.m = 17;
+  expect_chosen(mxfp4, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_mma_sm75"});
+
   LinearSpec normalized = s;
   normalized.weight = {QF_INT4, {1, 128}}, normalized.dtype = kBf16, normalized.has_x_gain = true;
   expect_chosen(normalized, {"linear_stream_sm90", "linear_norm_first_sm75"});

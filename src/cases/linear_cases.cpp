@@ -333,6 +333,18 @@ LinearSpec random_divided_spec(Random& random, int64_t tokens, int64_t n) {
   return s;
 }
 
+// MXFP4 weights, whose scales are powers of two: rows and columns about the tiles of 16 and 128.
+LinearSpec random_mxfp4_spec(Random& random, int64_t tokens) {
+  LinearSpec s = random_tensor_core_spec(random, tokens);
+  s.weight.format = QF_FP4_E2M1, s.weight.block = {1, 32}, s.weight.has_e8m0_scale = true;
+  s.weight.is_asymmetric = false;
+  s.dtype = random.pick({kF16, kBf16, kBf16});
+  s.n = random.pick<int64_t>({1, 15, 17, 64, 100, 130, 264}) * (s.weight.is_gated ? 2 : 1);
+  s.k = random.pick<int64_t>({33, 65, 128, 129, 383, 1040, 2056});
+  s.row_padding = (8 - s.k % 8) % 8;  // rows of x at multiples of 16 bytes
+  return s;
+}
+
 // Weights that are not quantized, of the input's type or another.
 LinearSpec random_plain_spec(Random& random, int64_t tokens) {
   LinearSpec s = random_spec(random);
@@ -633,6 +645,33 @@ std::vector<CasePtr> linear_test_cases() {
   gated.weight.is_asymmetric = gated.weight.is_gated = true;
   gated.n = 4200, gated.k = 136;
   list.add(gated);
+  // MXFP4: every number of tokens that a kernel ends at, then rows that blocks divide among them along k, and
+  // more tiles than the GPU has places for.
+  Random mxfp4(20);
+  for (const int64_t tokens : {1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 257}) {
+    for (int i = 0; i < 3; ++i) {
+      LinearSpec s = random_mxfp4_spec(mxfp4, tokens);
+      if (i == 2) s.is_batch_invariant = mxfp4.chance(40);
+      if (i == 2 && mxfp4.chance(40)) ++s.row_padding;
+      list.add(s);
+      if (i > 0 || tokens > 3) continue;
+      s.dtype = kBf16, s.has_x_gain = true;
+      list.add(s);
+      s.k = 1040, s.row_padding = 0;
+      list.add(s);
+    }
+  }
+  for (const auto& size : std::vector<std::vector<int64_t>>{{2, 40, 14336},
+                                                            {16, 34, 14336},
+                                                            {32, 70, 9088},
+                                                            {64, 130, 9088},
+                                                            {20, 9001, 130},
+                                                            {300, 9001, 72}}) {
+    LinearSpec s = random_mxfp4_spec(mxfp4, size[0]);
+    s.dtype = kBf16, s.weight.is_gated = false;
+    s.n = size[1], s.k = size[2], s.row_padding = (8 - s.k % 8) % 8;
+    list.add(s);
+  }
   // A NaN is its own token's alone.
   for (const int64_t m : {2, 3}) {
     LinearSpec s;

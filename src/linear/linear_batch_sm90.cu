@@ -7,7 +7,8 @@
 //   gmem w --bulk copies--> smem ring --> regs --decode--> 16-bit numbers --mma--> sums of a group
 //     --* s--> totals --> smem --> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
-// is rounded that the formula does not round.
+// is rounded that the formula does not round. The byte scales of MXFP4 are part of the numbers, exactly, if
+// these are bf16: their sums go on over all of a strip.
 //
 // Work: one block an SM; cluster c of C blocks takes strips c, c + clusters, ...; the blocks of a cluster
 // split k, so that x is read C times less, and the consumer warps of a block split theirs tile by tile:
@@ -194,38 +195,53 @@ __device__ void fetch_x(const Params& p, const StripShare& share, uint32_t to, i
 // ---- Consumers ----
 
 // A warp's tile of the weight, in registers.
-template <class Codes, int kGroups>
+template <class Codes, int kGroups, bool kHasByteScales>
 struct WeightTile {
+  static constexpr bool kIsFolded = kHasByteScales && Codes::kFoldsByteScales;
   uint4 vectors[Codes::kTileVectors];
   float scales[kGroups][2];  // of rows g and g + 8
-  uint32_t offsets[kGroups][2];
+  uint32_t terms[kGroups][2];
 
   __device__ __forceinline__ void load(uint32_t from, const StripLayout& w, int lane) {
 #pragma unroll
     for (int i = 0; i < Codes::kTileVectors; ++i) vectors[i] = ptx::load_shared16(from + lane * 16 + i * 512);
+    const uint32_t scales_at = from + Codes::kTileVectors * 512;
+    ByteScales bytes = {};
+    if constexpr (kHasByteScales) bytes = ByteScales::load(scales_at, lane);
 #pragma unroll
     for (int i = 0; i < 2 * kGroups; ++i) {
       const int row = i * 8 + lane / 4;  // of group i / 2
-      scales[i / 2][i % 2] = ptx::load_shared_float(from + Codes::kTileVectors * 512 + row * 4);
-      offsets[i / 2][i % 2] = Codes::offset(0);
+      if constexpr (kIsFolded) {
+        terms[i / 2][i % 2] = bytes.factor(i % 2, i / 2);
+        continue;
+      }
+      scales[i / 2][i % 2] =
+          kHasByteScales ? bytes.scale(i % 2, i / 2) : ptx::load_shared_float(scales_at + row * 4);
+      terms[i / 2][i % 2] = Codes::term();
       if (Codes::kHasZeroPoints && w.has_zeros)
-        offsets[i / 2][i % 2] = Codes::offset(ptx::load_shared_s8(from + w.zero_offset() + row));
+        terms[i / 2][i % 2] = Codes::term(ptx::load_shared_s8(from + w.zero_offset() + row));
     }
   }
   __device__ __forceinline__ void decode(int step, uint32_t (&a)[4]) const {
     const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
-    Codes::decode(words + step * Codes::kStepWords, offsets[step / (kSteps / kGroups)], a);
+    Codes::decode(words + step * Codes::kStepWords, terms[step / (kSteps / kGroups)], a);
   }
 };
 
 // acc += w x. `x`: where this lane's row of the first matrices is; pieces of 16 bytes are permuted by bits.
-template <int kTokens, class T, class Codes, int kGroups>
-__device__ __forceinline__ void multiply(float (&acc)[kTokens / 8][4], const WeightTile<Codes, kGroups>& w,
-                                         uint32_t x) {
-  constexpr int kGroupSteps = kSteps / kGroups, kBlocks = kTokens / 8;
+template <int kTokens, class T, class Codes, int kGroups, bool kHasByteScales>
+__device__ __forceinline__ void multiply(float (&acc)[kTokens / 8][4],
+                                         const WeightTile<Codes, kGroups, kHasByteScales>& w, uint32_t x) {
+  constexpr bool kIsFolded = kHasByteScales && Codes::kFoldsByteScales;
+  constexpr int kSumGroups = kIsFolded ? 1 : kGroups, kGroupSteps = kSteps / kSumGroups;
+  constexpr int kBlocks = kTokens / 8;
 #pragma unroll
-  for (int j = 0; j < kGroups; ++j) {
+  for (int j = 0; j < kSumGroups; ++j) {
     float sums[2][4] = {};  // two chains of products: the two blocks of 8 tokens, or even and odd steps
+    if constexpr (kIsFolded) {
+#pragma unroll
+      for (int i = 0; i < 4 * kBlocks; ++i) sums[i / 4][i % 4] = acc[i / 4][i % 4];
+    }
     uint32_t b[4];
 #pragma unroll
     for (int s = j * kGroupSteps; s < (j + 1) * kGroupSteps; ++s) {
@@ -245,16 +261,17 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 8][4], const Wei
       if constexpr (kBlocks == 1) sums[0][i] += sums[1][i];
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block)
-        acc[block][i] = fmaf(sums[block][i], w.scales[j][i / 2], acc[block][i]);
+        acc[block][i] = kIsFolded ? sums[block][i] : fmaf(sums[block][i], w.scales[j][i / 2], acc[block][i]);
     }
   }
 }
 
-template <class S, qf_format Format, class T, int kGroups>
+template <class S, qf_format Format, class T, int kGroups, bool kHasByteScales = false>
 __device__ void consume(const Params& p, const Smem<S>& smem, const StripShare& share, char* shared, int warp,
                         int lane) {
   using Codes = StripCodes<Format, T>;
   constexpr int kBlocks = S::kTokens / 8;
+  constexpr float kUnit = kHasByteScales && Codes::kFoldsByteScales ? linear::kByteScaleUnit : 1.0f;
   const uint32_t base = ptx::shared_address(shared);
   // Lane 8 i + r: row r of matrix i. Of 8 tokens the matrices are 4 pieces; of 16, 2 pieces of either 8.
   const int matrix = lane / 8;
@@ -274,7 +291,7 @@ __device__ void consume(const Params& p, const Smem<S>& smem, const StripShare& 
       }
       const uint32_t full = base + smem.full + 8 * stage.at, from = first_tile + stage.at * smem.unit_bytes;
       ptx::barrier_wait(full, stage.parity);
-      WeightTile<Codes, kGroups> w;
+      WeightTile<Codes, kGroups, kHasByteScales> w;
       w.load(from, p.problem.strips.layout, lane);
       __syncwarp();
       if (lane == 0) ptx::barrier_arrive(full + smem.empty - smem.full);
@@ -291,7 +308,7 @@ __device__ void consume(const Params& p, const Smem<S>& smem, const StripShare& 
     for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        out[(b * 8 + lane % 4 * 2 + i % 2) * kPartRow + lane / 4 + i / 2 * 8] = acc[b][i];
+        out[(b * 8 + lane % 4 * 2 + i % 2) * kPartRow + lane / 4 + i / 2 * 8] = acc[b][i] * kUnit;
     __syncwarp();
     if (lane == 0) ptx::barrier_arrive(base + smem.parts_full + 8 * part.at);
     part.advance(kPartBuffers);
@@ -449,7 +466,9 @@ __global__ void __launch_bounds__(S::kThreads, 1) kernel(const __grid_constant__
     fetch_x<S>(p, share, base, smem.x_tile_bytes, warp, lane);
     if (!begins_alone) ptx::named_barrier_sync(kReady, S::kThreads);
     const int groups = p.problem.strips.layout.groups;
-    if (groups == 1) consume<S, Format, T, 1>(p, smem, share, shared, warp, lane);
+    if (StripCodes<Format, T>::kMayHaveByteScales && linear::has_byte_scales(p.problem.strips.layout))
+      consume<S, Format, T, 4, StripCodes<Format, T>::kMayHaveByteScales>(p, smem, share, shared, warp, lane);
+    else if (groups == 1) consume<S, Format, T, 1>(p, smem, share, shared, warp, lane);
     else if (groups == 2) consume<S, Format, T, 2>(p, smem, share, shared, warp, lane);
     else consume<S, Format, T, 4>(p, smem, share, shared, warp, lane);
   } else if (warp == S::kProducerWarp) {

@@ -8,8 +8,9 @@
 //   gmem q --> smem --lds--> regs --decode--> 16-bit numbers, operand a --mma--> sums of a group
 //     --* s--> totals --> smem --> epilogue, 8 columns a thread --> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
-// is rounded that the formula does not round. mma_plan.h has how the work is divided. Every warp has strips
-// and tiles of k that no other warp of the block has, so that each code is decoded once a block.
+// is rounded that the formula does not round. Byte scales (MXFP4) are part of the numbers if these are bf16,
+// exactly, and then no sum is scaled. mma_plan.h has how the work is divided. Every warp has strips and tiles
+// of k that no other warp of the block has, so that each code is decoded once a block.
 //
 // A stage in shared memory: | x of k_warps tiles of k, [token][128] each | the strips' tiles, by warp |
 #pragma once
@@ -170,37 +171,43 @@ struct Multiplier {
   // with half of the products under way.
   //
   // Groups of 64 are taken as two of 32 with the same scale.
-  template <bool kHasSmallGroups, class Midway>
+  template <bool kHasSmallGroups, bool kHasByteScales, class Midway>
   __device__ __forceinline__ void add(const char* tiles, uint32_t x, const Midway& midway) {
+    constexpr bool kIsFolded = kHasByteScales && Codes::kFoldsByteScales;
     constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
     constexpr int kGroupSteps = kHasSmallGroups ? 2 : kSteps;
     const int row = lane / 4;
     // Unit u of token t is at u ^ t % 8. This is lane l's row in step 0, which a step changes by an xor.
     const uint32_t x_row = x + (lane / 16 * 8 + lane % 8) * kXRowBytes + ((lane / 8 % 2) ^ (lane % 8)) * 16;
     uint4 vectors[S::kStripsEach][Codes::kTileVectors];
-    uint32_t offsets[S::kStripsEach][2];
+    uint32_t terms[S::kStripsEach][2];
+    ByteScales bytes[S::kStripsEach];
     float sums[S::kStripsEach][S::kColumns][4];
 #pragma unroll
     for (int s = 0; s < S::kStripsEach; ++s) {
 #pragma unroll
       for (int i = 0; i < Codes::kTileVectors; ++i)
         vectors[s][i] = reinterpret_cast<const uint4*>(tiles + s * w.tile_bytes)[i * 32 + lane];
+      if constexpr (kHasByteScales)
+        bytes[s] = ByteScales::load(ptx::shared_address(tiles + s * w.tile_bytes + w.scale_offset()), lane);
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int group = kHasSmallGroups ? step / 2 * w.groups / 4 : 0;
+      const int group = kHasByteScales ? step / 2 : kHasSmallGroups ? step / 2 * w.groups / 4 : 0;
       uint32_t a[S::kStripsEach][4];
 #pragma unroll
       for (int s = 0; s < S::kStripsEach; ++s) {
         if (step % kGroupSteps == 0) {
-          offsets[s][0] = offsets[s][1] = Codes::offset(0);
+          terms[s][0] = terms[s][1] = Codes::term();
+          if constexpr (kIsFolded)
+            terms[s][0] = bytes[s].factor(0, group), terms[s][1] = bytes[s].factor(1, group);
           if (is_integer(Format) && w.has_zeros) {
             const auto* zeros = reinterpret_cast<const int8_t*>(tiles + s * w.tile_bytes + w.zero_offset()) +
                                 group * 16 + row;
-            offsets[s][0] = Codes::offset(zeros[0]), offsets[s][1] = Codes::offset(zeros[8]);
+            terms[s][0] = Codes::term(zeros[0]), terms[s][1] = Codes::term(zeros[8]);
           }
         }
-        Codes::decode(reinterpret_cast<const uint32_t*>(vectors[s]) + step * Codes::kStepWords, offsets[s],
+        Codes::decode(reinterpret_cast<const uint32_t*>(vectors[s]) + step * Codes::kStepWords, terms[s],
                       a[s]);
       }
 #pragma unroll
@@ -213,36 +220,53 @@ struct Multiplier {
           for (int i = 0; i < 2; ++i) {
             constexpr float kZero[4] = {};
             auto& sum = sums[s][c + i];
-            if (step % kGroupSteps == 0) Product::multiply(sum, a[s], b[2 * i], b[2 * i + 1], kZero);
+            auto& total = totals[s][c + i];
+            if constexpr (kIsFolded) Product::multiply(total, a[s], b[2 * i], b[2 * i + 1], total);
+            else if (step % kGroupSteps == 0) Product::multiply(sum, a[s], b[2 * i], b[2 * i + 1], kZero);
             else Product::multiply(sum, a[s], b[2 * i], b[2 * i + 1], sum);
           }
         }
       }
       if (step == kSteps / 2) midway();
-      if (step % kGroupSteps != kGroupSteps - 1) continue;
+      if constexpr (!kIsFolded) {
+        if (step % kGroupSteps == kGroupSteps - 1) scale_sums<kHasByteScales>(tiles, bytes, group, sums);
+      }
+    }
+  }
+
+  // totals += the sums of a group times its scales.
+  template <bool kHasByteScales>
+  __device__ __forceinline__ void scale_sums(const char* tiles, const ByteScales (&bytes)[S::kStripsEach],
+                                             int group, const float (&sums)[S::kStripsEach][S::kColumns][4]) {
 #pragma unroll
-      for (int s = 0; s < S::kStripsEach; ++s) {
-        const auto* scales =
-            reinterpret_cast<const float*>(tiles + s * w.tile_bytes + w.scale_offset()) + group * 16 + row;
-        const float scale[2] = {scales[0], scales[8]};
+    for (int s = 0; s < S::kStripsEach; ++s) {
+      float scale[2];
+      if constexpr (kHasByteScales) {
+        scale[0] = bytes[s].scale(0, group), scale[1] = bytes[s].scale(1, group);
+      } else {
+        const char* of_tile = tiles + s * w.tile_bytes + w.scale_offset();
+        const float* scales = reinterpret_cast<const float*>(of_tile) + group * 16 + lane / 4;
+        scale[0] = scales[0], scale[1] = scales[8];
+      }
 #pragma unroll
-        for (int c = 0; c < S::kColumns; ++c) {
+      for (int c = 0; c < S::kColumns; ++c) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) totals[s][c][i] = fmaf(sums[s][c][i], scale[i / 2], totals[s][c][i]);
-        }
+        for (int i = 0; i < 4; ++i) totals[s][c][i] = fmaf(sums[s][c][i], scale[i / 2], totals[s][c][i]);
       }
     }
   }
 
   // To [token][stride], at the warp's first row.
   __device__ void store(float* to, int stride) const {
+    const float unit = Codes::kFoldsByteScales && linear::has_byte_scales(w) ? linear::kByteScaleUnit : 1.0f;
 #pragma unroll
     for (int s = 0; s < S::kStripsEach; ++s) {
 #pragma unroll
       for (int c = 0; c < S::kColumns; ++c) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          to[(c * 8 + lane % 4 * 2 + i % 2) * stride + s * 16 + lane / 4 + i / 2 * 8] = totals[s][c][i];
+          to[(c * 8 + lane % 4 * 2 + i % 2) * stride + s * 16 + lane / 4 + i / 2 * 8] =
+              totals[s][c][i] * unit;
       }
     }
   }
@@ -331,11 +355,14 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
   const int x_at = feed.part() * S::kXBytes;
   const int tiles_at = plan.k_warps * S::kXBytes + warp * S::kStripsEach * w.tile_bytes;
   const bool has_small_groups = w.groups > 1;
+  constexpr bool kMayHaveByteScales = StripCodes<Format, T>::kMayHaveByteScales;
+  const bool has_byte_scales = kMayHaveByteScales && linear::has_byte_scales(w);
   Pipeline::run(feed, plan, shared, [&](int stage, const char* at, const auto& midway) {
     const uint32_t x = ptx::shared_address(at) + x_at;
     if (!feed.has_tile(stage)) midway();
-    else if (has_small_groups) multiplier.template add<true>(at + tiles_at, x, midway);
-    else multiplier.template add<false>(at + tiles_at, x, midway);
+    else if (has_byte_scales) multiplier.template add<true, kMayHaveByteScales>(at + tiles_at, x, midway);
+    else if (has_small_groups) multiplier.template add<true, false>(at + tiles_at, x, midway);
+    else multiplier.template add<false, false>(at + tiles_at, x, midway);
   });
 
   auto* totals = reinterpret_cast<float*>(shared);  // the ring's memory, which all are done with

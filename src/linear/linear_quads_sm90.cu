@@ -8,7 +8,8 @@
 //   gmem q --box copies--> smem --lds--> regs --decode--> 16-bit numbers --wgmma--> sums of a group
 //     --* s--> totals --> smem --> epilogue, 8 columns a thread --> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
-// is rounded that the formula does not round.
+// is rounded that the formula does not round. The byte scales of MXFP4 are part of the numbers, exactly, if
+// these are bf16: the tensor cores add to the totals themselves.
 //
 // A block has four warpgroups and no other warps, so that each thread may have 128 registers. A warpgroup
 // decodes a tile of 64 rows (a strip a warp) by 128 columns, multiplies it, and scales the sums; meanwhile
@@ -139,6 +140,7 @@ struct Ring {
 template <class S, qf_format Format, class T>
 struct Consumer {
   using Codes = StripCodes<Format, T>;
+  static constexpr bool kIsFolded = Codes::kFoldsByteScales;  // E2M1 is taken with byte scales alone
   const Ring<S>& ring;
   int warp, lane;  // of the way of k
   Cursor stage;    // to be multiplied next
@@ -148,7 +150,8 @@ struct Consumer {
   template <int kGroups, bool kHasZeros>
   __device__ __forceinline__ void multiply(int count) {
     constexpr int kGroupSteps = kSteps / kGroups;
-    constexpr int kScales = Codes::kTileVectors * 512, kZeros = kScales + kGroups * 64;
+    constexpr int kSums = kIsFolded ? 1 : kGroups, kSumSteps = kSteps / kSums;
+    constexpr int kScales = Codes::kTileVectors * 512, kZeros = kScales + kGroups * (kIsFolded ? 16 : 64);
     constexpr int kTileBytes = kZeros + (kHasZeros ? kGroups * 16 : 0);
     constexpr int kStageBytes = (S::kXBytes + S::kWarps * kTileBytes + 1023) / 1024 * 1024;
     // In a stage x comes first, then the strips.
@@ -158,12 +161,14 @@ struct Consumer {
     const uint64_t x = ptx::swizzled_rows(ring.data, 0);
     uint4 vectors[Codes::kTileVectors];
     const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
+    ByteScales bytes = {};
     // Waits for the next stage and loads its codes.
     const auto take = [&] {
       ptx::barrier_wait(ring.full + 8 * stage.at, stage.parity);
       const uint32_t from = codes + stage.at * kStageBytes;
 #pragma unroll
       for (int i = 0; i < Codes::kTileVectors; ++i) vectors[i] = ptx::load_shared16(from + i * 512);
+      if constexpr (kIsFolded) bytes = ByteScales::load(tile + kScales + stage.at * kStageBytes, lane);
       const int taken = stage.at;
       stage.advance(ring.plan.stages);
       return taken;
@@ -180,28 +185,35 @@ struct Consumer {
       float sums[S::kSums];
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        uint32_t offsets[2] = {Codes::offset(0), Codes::offset(0)};
-        if constexpr (kHasZeros) {
-          offsets[0] = Codes::offset(ptx::load_shared_s8(zeros + offset + group * 16));
-          offsets[1] = Codes::offset(ptx::load_shared_s8(zeros + offset + group * 16 + 8));
+        uint32_t terms[2] = {Codes::term(), Codes::term()};
+        if constexpr (kIsFolded) {
+          terms[0] = bytes.factor(0, group), terms[1] = bytes.factor(1, group);
+        } else if constexpr (kHasZeros) {
+          terms[0] = Codes::term(ptx::load_shared_s8(zeros + offset + group * 16));
+          terms[1] = Codes::term(ptx::load_shared_s8(zeros + offset + group * 16 + 8));
         }
 #pragma unroll
         for (int step = group * kGroupSteps; step < (group + 1) * kGroupSteps; ++step)
-          Codes::decode(words + step * Codes::kStepWords, offsets, a[step]);
+          Codes::decode(words + step * Codes::kStepWords, terms, a[step]);
       }
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
+      for (int group = 0; group < kSums; ++group) {
         ptx::wgmma_fence();
 #pragma unroll
-        for (int step = group * kGroupSteps; step < (group + 1) * kGroupSteps; ++step) {
+        for (int step = group * kSumSteps; step < (group + 1) * kSumSteps; ++step) {
           const uint64_t rows = x + ((offset + step / 4 * (S::kXBytes / 2)) >> 4) + step % 4 * 2;
-          ptx::wgmma<T>(sums, a[step], rows, step % kGroupSteps > 0);
+          if constexpr (kIsFolded) ptx::wgmma<T>(totals, a[step], rows, true);
+          else ptx::wgmma<T>(sums, a[step], rows, step % kSumSteps > 0);
         }
         ptx::wgmma_commit();
-        if (group == kGroups - 1) {
+        if (group == kSums - 1) {
           if (ring.fill) ring.start_copy(S::kWarps * kTileBytes);
           __syncwarp();
           if (left > 1) taken = take();
+        }
+        if constexpr (kIsFolded) {
+          ptx::wgmma_wait<0>();
+          continue;
         }
         const float scale[2] = {ptx::load_shared_float(scales + offset + group * 64),
                                 ptx::load_shared_float(scales + offset + group * 64 + 32)};
@@ -217,7 +229,7 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < S::kSums; ++i) {
       const int token = i / 4 * 8 + lane % 4 * 2 + i % 2, row = warp * 16 + lane / 4 + i / 2 % 2 * 8;
-      to[token * S::kTotalsStride + row] = totals[i];
+      to[token * S::kTotalsStride + row] = totals[i] * (kIsFolded ? linear::kByteScaleUnit : 1.0f);
     }
   }
 };
@@ -300,7 +312,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (!w.has_zeros) consumer.template multiply<kGroups, false>(count);
       else if constexpr (is_integer(Format)) consumer.template multiply<kGroups, true>(count);
     };
-    if (w.groups == 1) multiply(std::integral_constant<int, 1>{});
+    if constexpr (Consumer<S, Format, T>::kIsFolded) multiply(std::integral_constant<int, 4>{});
+    else if (w.groups == 1) multiply(std::integral_constant<int, 1>{});
     else if (w.groups == 2) multiply(std::integral_constant<int, 2>{});
     else multiply(std::integral_constant<int, 4>{});
     __syncthreads();  // everyone is done with the totals of the tile before, or with the rings
@@ -415,8 +428,9 @@ Verdict accepts(const Problem& p) {
   const qf_format format = p.weight.format;
   return Requirements()
       .require(p.strips.is_there, "the weight is not packed (qf_weight_pack)")
-      .require(format == QF_INT4 || format == QF_INT8 || format == QF_FP8_E4M3,
-               "the weight is not int4, int8 or e4m3")
+      .require(format == QF_INT4 || format == QF_INT8 || format == QF_FP8_E4M3 ||
+                   (linear::has_byte_scales(p.strips.layout) && p.x.dtype == DType::bf16),
+               "the weight is not int4, int8, e4m3 or, with x in bf16, mxfp4")
       .require(!p.has_act_quant(), "the activations are quantized")
       .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "the activations are not FP16 or BF16")
       .require(has_boxes(p.x), "rows of x do not begin at multiples of 16 bytes")
@@ -428,10 +442,12 @@ Verdict accepts(const Problem& p) {
 
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
-    choose_value<QF_INT4, QF_INT8, QF_FP8_E4M3>(p.weight.format, [&](auto format) {
-      choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
-        using T = std::conditional_t<is_bf16.value, bf16, f16>;
-        with_shape(p, [&](auto shape, int splits) {
+    with_shape(p, [&](auto shape, int splits) {
+      if (p.weight.format == QF_FP4_E2M1)
+        return launch_shape<decltype(shape), QF_FP4_E2M1, bf16>(p, staged, splits, launch);
+      choose_value<QF_INT4, QF_INT8, QF_FP8_E4M3>(p.weight.format, [&](auto format) {
+        choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
+          using T = std::conditional_t<is_bf16.value, bf16, f16>;
           launch_shape<decltype(shape), format.value, T>(p, staged, splits, launch);
         });
       });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )       m <= 2, x: f16 | bf16, q: int4 | int8
+//                                                                        or     x: bf16,       q, s: mxfp4
 //
 // For one or two tokens, where the weight is the traffic. A block streams strips of 16 rows of it once:
 //   gmem w --bulk copies--> smem ring --> regs --shift, mask--> bytes --mma--> s32 --> f32 --> smem --> y
@@ -10,6 +11,9 @@
 // made bytes too, three limbs of a fixed point by tile of 128 columns (x_limbs.h). Their products with the
 // codes are summed over a group as exact integers; a zero point is subtracted as zero * (sum of x). Limb l of
 // token t is column 2 l + t of a product, and the limbs are added at the end of a strip.
+//
+// MXFP4 codes are not cheaper as bytes, but their bits at the places of bf16's are the numbers times 2^-126:
+// x is made as much larger, by tile of 128 columns and exactly, and the sums of a group are scaled.
 //
 // Work: one block an SM; cluster c of C blocks takes strips c, c + clusters, ...; the blocks of a cluster
 // split k, and the consumer warps of a block split theirs tile by tile:
@@ -26,6 +30,7 @@
 // everyone else waits for it to end. Blocks of half an SM leave room for those of the next kernel, whose
 // rings then fill while this one drains.
 #include <algorithm>
+#include <type_traits>
 
 #include "core/choose.h"
 #include "cuda/cursor.h"
@@ -35,8 +40,10 @@
 #include "cuda/ptx/dependent_launch.h"
 #include "cuda/ptx/logic.h"
 #include "cuda/ptx/matrix.h"
+#include "cuda/ptx/mma.h"
 #include "cuda/ptx/mma_int8.h"
 #include "linear/linear_canonical.h"
+#include "linear/strip_codes.h"
 #include "linear/strip_share.h"
 #include "linear/x_limbs.h"
 
@@ -73,7 +80,12 @@ struct Format {
   static constexpr int kZeroOffset = kCodeBytes + kGroups * StripLayout::kRows * 4;
   static constexpr int kTileBytes = kZeroOffset + (kHasZeros ? kGroups * StripLayout::kRows : 0);
   static constexpr int kBlocks = 4 / kGroups;  // of 32 columns, in a group
+  static constexpr int kScaleBytes = 4;        // of a row, or of rows g and g + 8
   static_assert(kTileBytes % 16 == 0, "bulk copies");
+};
+struct Mxfp4 : Format<4, 4, false> {
+  static constexpr int kScaleBytes = 8;
+  static constexpr int kTileBytes = kCodeBytes + kGroups * StripLayout::kRows;
 };
 
 struct Sizes {
@@ -175,13 +187,13 @@ template <class F>
 __device__ Places first_places(const XLimbs& limbs, uint32_t base, int warp, int lane) {
   const int column = lane / 4, q = lane % 4;
   const int token = min(column % 2, limbs.m - 1);
-  const int limb = min(column / 2, XLimbs::kLimbs - 1);
+  const int limb = std::is_same_v<F, Mxfp4> ? 0 : min(column / 2, XLimbs::kLimbs - 1);
   const uint32_t ring = base + warp * F::kTileBytes, swap = (token & 1) * 64;
   const uint32_t x = limbs.tile(warp) + token * XLimbs::kTokenBytes + limb * XLimbs::kLimbBytes + q * 16;
   // Lane q has limb q of tokens 0 and 1: their factors, but their sums for limb 0 alone. The others
   // find the zeros of tokens that do not exist.
   return {ring + lane * 16,
-          ring + F::kCodeBytes + column * 4,
+          ring + F::kCodeBytes + column * F::kScaleBytes,
           ring + F::kZeroOffset + column,
           x + swap,
           x - swap,
@@ -290,6 +302,41 @@ __device__ void clear_sums(const XLimbs& limbs, int warp, int lane) {
   __syncwarp();
 }
 
+// x of an MXFP4 weight: what fetch_x brought, in the order in which the lanes of a warp want it. A lane's 16
+// bytes are the columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of two steps:
+//   [pair of steps; neighbours swapped for odd tokens][q][step of the pair][4 numbers]
+//
+// Where 2^e <= max |x| < 2^(e + 1) in a tile of a token, x is there times 2^(kXExponent - e), so that its
+// products with codes times 2^-126 are far from both ends of float32. Byte scales are taken for exponents of
+// float32. The tile's factor makes up for all that, but for 2^kSumExponent, which is left to the end: with it
+// the factors of small x would be too small for float32.
+constexpr int kXExponent = 99, kSumExponent = -30;
+constexpr int kFactorExponent = 126 - kXExponent - (linear::kByteScaleBias - 127) - kSumExponent;
+
+__device__ void order_x(const XLimbs& limbs, int warp, int lane) {
+  const int step = lane / 8, q = lane % 4, second = lane / 4 % 2;
+  const auto power = [](int e) { return __uint_as_float(static_cast<uint32_t>(e + 127) << 23); };
+  for (int tile = warp; tile < limbs.tiles; tile += kConsumerWarps) {
+    for (int token = 0; token < limbs.m; ++token) {
+      const uint32_t at = limbs.tile(tile) + token * XLimbs::kTokenBytes, swap = (token & 1) * 64;
+      uint32_t words[2] = {ptx::load_shared4(at + lane * 4), ptx::load_shared4(at + 128 + lane * 4)};
+      const uint32_t pair = __vmaxu2(words[0] & 0x7fff7fffu, words[1] & 0x7fff7fffu);
+      const uint32_t largest = __reduce_max_sync(~0u, max(pair & 0xffffu, pair >> 16));
+      // Smaller numbers stay as much smaller than those of 2^kXExponent as they are.
+      const int e = max(static_cast<int>(largest >> 7) - 127, -126 - kFactorExponent), up = kXExponent - e;
+      const uint32_t to = at + ((step / 2 * 64) ^ swap) + q * 16 + step % 2 * 8 + second * 4;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // by two factors, because one might be too large
+        const float2 x = linear::as_floats(words[i], bf16{});
+        const float half = power(up / 2), rest = power(up - up / 2);
+        ptx::store_shared4(to + i * 128, ptx::pack_two(x.x * half * rest, x.y * half * rest, true));
+      }
+      if (lane == 0) ptx::store_shared_float(limbs.factors(tile) + token * 4, power(e + kFactorExponent));
+    }
+  }
+  __syncwarp();
+}
+
 template <class F>
 struct Weights {
   uint4 codes[F::kVectors];
@@ -321,7 +368,50 @@ struct Weights {
   }
 };
 
-// acc += w x of the warp's tile number `index` of a unit, without the limbs' weights.
+template <>
+struct Weights<Mxfp4> {
+  uint4 codes[Mxfp4::kVectors];
+  ByteScales scales;
+
+  __device__ __forceinline__ void load(const Places& at, int offset) {
+#pragma unroll
+    for (int i = 0; i < Mxfp4::kVectors; ++i) codes[i] = ptx::load_shared16(at.codes + offset + i * 512);
+    const float2 two = ptx::load_shared_float2(at.scales + offset);
+    scales = {{__float_as_uint(two.x), __float_as_uint(two.y)}};
+  }
+};
+
+// acc += w x of the warp's tile number `index` of a unit.
+template <class F, int kTokens>
+__device__ __forceinline__ void multiply(float (&acc)[4], const Weights<Mxfp4>& w, const Places& at,
+                                         int index, uint32_t step) {
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(w.codes);
+  float of_tile[4];
+#pragma unroll
+  for (int j = 0; j < Mxfp4::kGroups; ++j) {
+    const uint4 x = ptx::load_shared16((j % 2 ? at.x_swapped + 64 : at.x) + j / 2 * 128 + index * step);
+    const float scale[2] = {w.scales.as_exponent(0, j), w.scales.as_exponent(1, j)};
+    float sum[4] = {};
+    uint32_t a[4];
+    StripCodes<QF_FP4_E2M1, bf16>::place_bits(words[2 * j], a);
+    ptx::mma_m16n8k16<bf16>(sum, a, x.x, x.y, sum);
+    StripCodes<QF_FP4_E2M1, bf16>::place_bits(words[2 * j + 1], a);
+    ptx::mma_m16n8k16<bf16>(sum, a, x.z, x.w, sum);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (kTokens == 1 && i % 2) continue;
+      of_tile[i] = j == 0 ? scale[i / 2] * sum[i] : fmaf(scale[i / 2], sum[i], of_tile[i]);
+    }
+  }
+  const float2 factor = ptx::load_shared_float2(at.factors + index * step);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (kTokens == 1 && i % 2) continue;
+    acc[i] = fmaf(of_tile[i], i % 2 ? factor.y : factor.x, acc[i]);
+  }
+}
+
+// The same, but for the limbs' weights.
 template <class F, int kTokens>
 __device__ __forceinline__ void multiply(float (&acc)[4], const Weights<F>& w, const Places& at, int index,
                                          uint32_t step) {
@@ -404,7 +494,12 @@ __device__ void consume(const Params& p, const Smem& smem, const StripShare& sha
     }
 
     // hand this warp's part to the epilogue warp
-    add_limbs(acc, lane);
+    if constexpr (std::is_same_v<F, Mxfp4>) {  // every lane of a row has the same
+#pragma unroll
+      for (float& sum : acc) sum *= __uint_as_float(static_cast<uint32_t>(127 + kSumExponent) << 23);
+    } else {
+      add_limbs(acc, lane);
+    }
     ptx::barrier_wait(base + smem.parts_empty + 8 * part.at, part.parity);
     float* out =
         reinterpret_cast<float*>(shared + smem.parts) + (part.at * kConsumerWarps + warp) * smem.part_floats;
@@ -529,7 +624,8 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Pa
       for (int token = 0; token < kTokens && p.has_squares; ++token)
         to[token * kConsumerThreads] = squares[token];
     }
-    if (x.dtype == DType::bf16) linear::convert_x<kConsumerWarps, F, bf16>(limbs, warp, lane);
+    if constexpr (std::is_same_v<F, Mxfp4>) order_x(limbs, warp, lane);
+    else if (x.dtype == DType::bf16) linear::convert_x<kConsumerWarps, F, bf16>(limbs, warp, lane);
     else linear::convert_x<kConsumerWarps, F, f16>(limbs, warp, lane);
     ptx::named_barrier_sync(kReady, kThreads);
     consume<F, kTokens>(p, smem, share, limbs, shared, warp, lane);
@@ -570,7 +666,7 @@ Plan plan_for(const Problem& p, int cluster, int64_t budget) {
   const int64_t clusters = std::min<int64_t>(
       resident_clusters(kernel<Format<4, 1, false>, 1>, p.device.id, cluster, kThreads), w.strips);
   if (clusters == 0) return {};
-  const int tiles_of_unit = unit_tiles(w.format == QF_INT4 ? 4 : 8);
+  const int tiles_of_unit = unit_tiles(code_bits(w.format));
   const int64_t strips = ceil_div(w.strips, clusters);  // of a cluster
   const int64_t slots = cluster == 1 ? 0 : ceil_div(strips, cluster);
   const int64_t units = strips * ceil_div(ceil_div(w.tiles, cluster), tiles_of_unit);
@@ -618,7 +714,9 @@ bool takes_gain(const Problem& p) {
 Verdict accepts(const Problem& p) {
   const Verdict v = Requirements()
                         .require(p.strips.is_there, "the weight is not packed (qf_weight_pack)")
-                        .require(is_integer(p.weight.format), "the weight is not int4 or int8")
+                        .require(is_integer(p.weight.format) ||
+                                     (linear::has_byte_scales(p.strips.layout) && p.x.dtype == DType::bf16),
+                                 "the weight is not int4, int8 or, with x in bf16, mxfp4")
                         .require(!p.has_act_quant(), "x is quantized or to be quantized")
                         .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "x is not f16 or bf16")
                         .require(!p.x_gain || takes_gain(p),
@@ -647,6 +745,7 @@ void launch_format(const Problem& p, float* staged, const Launch& launch) {
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
     const StripLayout& w = p.strips.layout;
+    if (w.format == QF_FP4_E2M1) return launch_format<Mxfp4>(p, staged, launch);
     choose_value<4, 8>(w.format == QF_INT4 ? 4 : 8, [&](auto bits) {
       choose_value<1, 2, 4>(w.groups, [&](auto groups) {
         choose_bool(w.has_zeros, [&](auto has_zeros) {

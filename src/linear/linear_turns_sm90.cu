@@ -7,7 +7,8 @@
 //   gmem q --box copies--> smem --lds--> regs --decode--> 16-bit numbers --wgmma--> sums of a group
 //     --* s--> totals --> bias, activation, * up --stmatrix--> smem --box copies--> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
-// is rounded that the formula does not round.
+// is rounded that the formula does not round. The byte scales of MXFP4 are part of the numbers, exactly, if
+// these are bf16: the tensor cores add to the totals themselves.
 //
 // A block has a warp that copies and two warpgroups of consumers, each 64 rows of the weight (a strip a warp)
 // by all tokens of the tile. While wgmma reads and writes its sums a scheduler has room for about one
@@ -149,25 +150,31 @@ struct Consumer {
     return smem.weight + slot * weight_bytes + (group * 4 + warp) * w.tile_bytes;
   }
 
-  // Steps 4 kHalf .. 4 kHalf + 3 of a tile.
-  template <int kGroups, bool kHasZeros, int kHalf>
-  __device__ __forceinline__ void decode(uint32_t tile, uint32_t (&a)[kSteps][4]) const {
+  // Steps 4 kHalf .. 4 kHalf + 3 of a tile. kIsFolded: with their byte scales.
+  template <int kGroups, bool kHasZeros, int kHalf, bool kIsFolded = false>
+  __device__ __forceinline__ void decode(uint32_t tile, uint32_t (&a)[kSteps / 2][4]) const {
     constexpr int kVectors = Codes::kTileVectors / 2;
     uint4 vectors[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i)
       vectors[i] = ptx::load_shared16(tile + ((kHalf * kVectors + i) * 32 + lane) * 16);
     const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
-    uint32_t offsets[2] = {Codes::offset(0), Codes::offset(0)};
+    uint32_t terms[2] = {Codes::term(), Codes::term()};
+    ByteScales bytes = {};
+    if constexpr (kIsFolded) bytes = ByteScales::load(tile + Codes::kTileVectors * 512, lane);
 #pragma unroll
     for (int i = 0; i < kSteps / 2; ++i) {
       const int step = kHalf * (kSteps / 2) + i;
+      if (kIsFolded && step * kGroups % kSteps == 0) {
+        terms[0] = bytes.factor(0, step * kGroups / kSteps);
+        terms[1] = bytes.factor(1, step * kGroups / kSteps);
+      }
       if (kHasZeros && (i == 0 || step * kGroups % kSteps == 0)) {
         const uint32_t zeros = tile + w.zero_offset() + step * kGroups / kSteps * 16 + lane / 4;
-        offsets[0] = Codes::offset(ptx::load_shared_s8(zeros));
-        offsets[1] = Codes::offset(ptx::load_shared_s8(zeros + 8));
+        terms[0] = Codes::term(ptx::load_shared_s8(zeros));
+        terms[1] = Codes::term(ptx::load_shared_s8(zeros + 8));
       }
-      Codes::decode(words + i * Codes::kStepWords, offsets, a[step]);
+      Codes::decode(words + i * Codes::kStepWords, terms, a[i]);
     }
   }
 
@@ -177,10 +184,10 @@ struct Consumer {
   // are scaled. At the end of a tile nothing is under way: its codes' registers are free then, and the
   // compiler allows for no less at the end of a loop. The next one's first products begin when half of it is
   // decoded.
-  template <int kGroups, bool kHasZeros>
+  template <int kGroups, bool kHasZeros, bool kHasByteScales = false>
   __device__ __forceinline__ void multiply(int count) {
     constexpr int kGroupSteps = kSteps / kGroups, kUnits = S::kParts * kGroups, kHalf = kSteps / 2;
-    uint32_t a[kSteps][4];
+    uint32_t a[2][kHalf][4];
     float sums[2][kPartSums], scale[2][2] = {};
 #pragma unroll
     for (auto& part : totals)
@@ -196,10 +203,17 @@ struct Consumer {
       for (int i = first; i < end; ++i) {
         const int step = unit % kGroups * kGroupSteps + i;
         const int offset = unit / kGroups % 2 * (kPartTokens * 128) + step / 4 * kBoxBytes;
-        ptx::wgmma<T>(sums[unit % 2], a[step], x_rows + (offset + 32 * (step % 4)) / 16, i > 0);
+        ptx::wgmma<T>(sums[unit % 2], a[step / kHalf][step % kHalf], x_rows + (offset + 32 * (step % 4)) / 16,
+                      i > 0);
       }
     };
     const auto load_scale = [&](int unit, uint32_t tile) {
+      if constexpr (kHasByteScales) {
+        const ByteScales bytes = ByteScales::load(tile + w.scale_offset(), lane);
+        scale[unit % 2][0] = bytes.scale(0, unit % kGroups);
+        scale[unit % 2][1] = bytes.scale(1, unit % kGroups);
+        return;
+      }
       const uint32_t from = tile + w.scale_offset() + (unit % kGroups * 16 + lane / 4) * 4;
       scale[unit % 2][0] = ptx::load_shared_float(from);
       scale[unit % 2][1] = ptx::load_shared_float(from + 32);
@@ -215,12 +229,12 @@ struct Consumer {
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
       const uint32_t weight_slot = take_weight(), tile = tile_in(weight_slot);
-      decode<kGroups, kHasZeros, 0>(tile, a);
+      decode<kGroups, kHasZeros, 0>(tile, a[0]);
       load_scale(0, tile);
       uint32_t slot = take_x();
       uint64_t x_rows = ptx::swizzled_rows(smem.x + slot * kSlotBytes, 0);
       make_sums(0, x_rows, 0, min(kHalf, kGroupSteps));
-      decode<kGroups, kHasZeros, 1>(tile, a);
+      decode<kGroups, kHasZeros, 1>(tile, a[1]);
       if constexpr (kGroups == 1) make_sums(0, x_rows, kHalf, kSteps);
       ptx::wgmma_commit();
       promote(kUnits - 1);  // of the tile before
@@ -243,7 +257,74 @@ struct Consumer {
     }
     promote(kUnits - 1);
   }
+
+  // The same where the scales are part of the numbers. The products of a tile begin with the half that was
+  // decoded beside those of the tile before.
+  __device__ __forceinline__ void multiply_folded(int count) {
+    constexpr int kGroups = 4, kHalf = kSteps / 2;
+    uint32_t a[2][kHalf][4], next[kHalf][4];
+#pragma unroll
+    for (auto& part : totals)
+#pragma unroll
+      for (float& total : part) total = 0.0f;
+    const auto add_half = [&](int part, uint64_t x_rows, int half) {
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) {
+        const int offset = part % 2 * (kPartTokens * 128) + half * kBoxBytes;
+        ptx::wgmma<T>(totals[part], a[half][i], x_rows + (offset + 32 * i) / 16, true);
+      }
+    };
+
+    uint32_t weight_slot = take_weight(), tile = tile_in(weight_slot);
+    decode<kGroups, false, 0, true>(tile, next);
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4 * kHalf; ++i) a[0][i / 4][i % 4] = next[i / 4][i % 4];
+      uint32_t slot = take_x();
+      uint64_t x_rows = ptx::swizzled_rows(smem.x + slot * kSlotBytes, 0);
+      ptx::wgmma_fence();
+      add_half(0, x_rows, 0);
+      ptx::wgmma_commit();
+      decode<kGroups, false, 1, true>(tile, a[1]);
+      __syncwarp();
+      if (lane == 0) ptx::barrier_arrive(smem.weight_empty + 8 * weight_slot);
+      ptx::wgmma_fence();
+      add_half(0, x_rows, 1);
+      add_half(1, x_rows, 0), add_half(1, x_rows, 1);
+      ptx::wgmma_commit();
+      if constexpr (S::kSlots > 1) {
+        const uint32_t before = slot;
+        slot = take_x(), x_rows = ptx::swizzled_rows(smem.x + slot * kSlotBytes, 0);
+        ptx::wgmma_fence();
+        add_half(2, x_rows, 0), add_half(2, x_rows, 1);
+        add_half(3, x_rows, 0), add_half(3, x_rows, 1);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<1>();
+        give_back_x(before);
+      }
+      if (k + 1 < count) {
+        weight_slot = take_weight(), tile = tile_in(weight_slot);
+        decode<kGroups, false, 0, true>(tile, next);
+      }
+      ptx::wgmma_wait<0>();
+      give_back_x(slot);
+      // Used until here: or the compiler, for which the products end where they begin, has `next` in the same
+      // registers.
+#pragma unroll
+      for (int i = 0; i < 4 * kHalf; ++i) ptx::hide(reinterpret_cast<int&>(a[0][i / 4][i % 4]));
+    }
+#pragma unroll
+    for (auto& part : totals)
+#pragma unroll
+      for (float& total : part) total *= linear::kByteScaleUnit;
+  }
   __device__ __forceinline__ void multiply(int count) {
+    if constexpr (Codes::kFoldsByteScales) {
+      if (linear::has_byte_scales(w)) return multiply_folded(count);
+    } else if constexpr (Codes::kMayHaveByteScales && S::kMaxGroups >= 4) {
+      if (linear::has_byte_scales(w)) return multiply<4, false, true>(count);
+    }
     if (w.has_zeros && Codes::kHasZeroPoints) multiply_groups<Codes::kHasZeroPoints>(count);
     else multiply_groups<false>(count);
   }
@@ -354,7 +435,8 @@ Division divide(const Problem& p) {
   const int64_t sms = gpu_num_sms(p.device.id);
   Division best = {};
   for (const int tokens : {128, 256}) {
-    if (tokens == 256 && w.groups > Shape<256>::kMaxGroups) continue;
+    const bool is_folded = linear::has_byte_scales(w) && p.x.dtype == DType::bf16;
+    if (tokens == 256 && w.groups > Shape<256>::kMaxGroups && !is_folded) continue;
     const int64_t tiles = ceil_div(w.strips, kStrips) * ceil_div(p.m, tokens);
     const double stage = tokens == 256 ? 2380 : 1200;
     for (int splits = 1; splits <= kMaxSplits; ++splits) {

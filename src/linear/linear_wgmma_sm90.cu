@@ -7,7 +7,8 @@
 //   gmem q --box copies--> smem --lds--> regs --decode--> 16-bit numbers --wgmma--> sums of a group
 //     --* s--> totals --> smem --> epilogue, 8 columns a thread --> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
-// is rounded that the formula does not round.
+// is rounded that the formula does not round. The byte scales of MXFP4 are part of the numbers, exactly, if
+// these are bf16: the tensor cores add to the totals themselves.
 //
 // A block has a producer warp and two warpgroups of consumers, each 64 rows of the weight (a strip a warp; or
 // 128, and two) by kTokens tokens; while one scales its sums, decodes or waits, the other keeps the tensor
@@ -187,14 +188,17 @@ struct Consumer {
   // The steps go to the tensor cores in batches, and while one is there the next is decoded, from the next
   // stage if need be: two sets of registers take turns as operands. At the end of a group its sums are
   // scaled.
-  template <int kGroups>
+  template <int kScaleGroups, bool kHasByteScales = false>
   __device__ __forceinline__ void multiply(Ring& ring, int count) {
+    constexpr bool kIsFolded = kHasByteScales && Codes::kFoldsByteScales;
+    constexpr int kGroups = kIsFolded ? 1 : kScaleGroups;  // of sums
     constexpr int kGroupSteps = kSteps / kGroups;
     constexpr int kBatch = kGroupSteps < S::kBatch ? kGroupSteps : S::kBatch;
     constexpr int kTileBatches = kSteps / kBatch, kBatches = S::kStripsPerWarp * kTileBatches;
     constexpr int kGroupBatches = kGroupSteps / kBatch;
     uint4 vectors[Codes::kTileVectors];
     const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
+    ByteScales bytes = {};  // of the tile that is decoded
     uint32_t a[2][kBatch][4];
 #pragma unroll
     for (auto& of_strip : totals)
@@ -205,17 +209,24 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < Codes::kTileVectors; ++i)
         vectors[i] = reinterpret_cast<const uint4*>(tile)[i * 32 + lane];
+      if constexpr (kIsFolded)
+        bytes = ByteScales::load(ptx::shared_address(tile) + Codes::kTileVectors * 512, lane);
     };
     const auto decode = [&]<int kIndex>(const char* tile, std::integral_constant<int, kIndex>) {
       const auto* zeros = reinterpret_cast<const int8_t*>(tile + w.zero_offset()) + lane / 4;
       constexpr int kFirst = kIndex % kTileBatches * kBatch, kGroup = kFirst / kGroupSteps;
-      uint32_t offsets[2] = {Codes::offset(0), Codes::offset(0)};
+      uint32_t terms[2] = {Codes::term(), Codes::term()};
       if (is_integer(Format) && w.has_zeros) {
-        offsets[0] = Codes::offset(zeros[kGroup * 16]), offsets[1] = Codes::offset(zeros[kGroup * 16 + 8]);
+        terms[0] = Codes::term(zeros[kGroup * 16]), terms[1] = Codes::term(zeros[kGroup * 16 + 8]);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        Codes::decode(words + (kFirst + i) * Codes::kStepWords, offsets, a[kIndex % 2][i]);
+        constexpr int kScaleSteps = kSteps / kScaleGroups;
+        if (kIsFolded && (kFirst + i) % kScaleSteps == 0) {
+          terms[0] = bytes.factor(0, (kFirst + i) / kScaleSteps);
+          terms[1] = bytes.factor(1, (kFirst + i) / kScaleSteps);
+        }
+        Codes::decode(words + (kFirst + i) * Codes::kStepWords, terms, a[kIndex % 2][i]);
       }
       ptx::wgmma_fence();  // also keeps the compiler from doing this after the wait that follows
     };
@@ -228,14 +239,14 @@ struct Consumer {
       const uint32_t at = ring.address(stage);
       float sums[kSums];
       const auto run_batch = [&]<int kIndex>(std::integral_constant<int, kIndex>) {
-        constexpr int kStrip = kIndex / kTileBatches, kFirst = kIndex % kTileBatches * kBatch,
-                      kGroup = kFirst / kGroupSteps;
+        constexpr int kStrip = kIndex / kTileBatches, kFirst = kIndex % kTileBatches * kBatch;
         ptx::wgmma_fence();
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           const int step = kFirst + i;
           const uint64_t x = ptx::swizzled_rows(at + step / 4 * (S::kXBytes / 2), step % 4);
-          ptx::wgmma<T>(sums, a[kIndex % 2][i], x, step % kGroupSteps > 0);
+          if constexpr (kIsFolded) ptx::wgmma<T>(totals[kStrip], a[kIndex % 2][i], x, true);
+          else ptx::wgmma<T>(sums, a[kIndex % 2][i], x, step % kGroupSteps > 0);
         }
         ptx::wgmma_commit();
         if constexpr (kIndex + 1 < kBatches) {
@@ -252,10 +263,19 @@ struct Consumer {
           decode(tile_in(ring.address(next), 0),
                  std::integral_constant<int, 0>{});  // the last time of no use
         }
-        if constexpr (kIndex % kGroupBatches == kGroupBatches - 1) {
-          const auto* scales =
-              reinterpret_cast<const float*>(tile_in(at, kStrip) + w.scale_offset()) + lane / 4;
-          const float scale[2] = {scales[kGroup * 16], scales[kGroup * 16 + 8]};
+        if constexpr (kIsFolded) {
+          if constexpr (kIndex == kBatches - 1) ptx::wgmma_wait<0>();
+        } else if constexpr (kIndex % kGroupBatches == kGroupBatches - 1) {
+          constexpr int kGroup = kFirst / kGroupSteps;
+          const char* at_scales = tile_in(at, kStrip) + w.scale_offset();
+          float scale[2];
+          if constexpr (kHasByteScales) {
+            const ByteScales of_tile = ByteScales::load(ptx::shared_address(at_scales), lane);
+            scale[0] = of_tile.scale(0, kGroup), scale[1] = of_tile.scale(1, kGroup);
+          } else {
+            const auto* scales = reinterpret_cast<const float*>(at_scales) + lane / 4;
+            scale[0] = scales[kGroup * 16], scale[1] = scales[kGroup * 16 + 8];
+          }
           ptx::wgmma_wait<0>();
 #pragma unroll
           for (int i = 0; i < kSums; ++i)
@@ -268,6 +288,12 @@ struct Consumer {
       (std::make_integer_sequence<int, kBatches>{});
       if (lane == 0) ring.give_back(stage);
       stage = next;
+    }
+    if constexpr (kIsFolded) {
+#pragma unroll
+      for (auto& of_strip : totals)
+#pragma unroll
+        for (float& total : of_strip) total *= linear::kByteScaleUnit;
     }
   }
 
@@ -326,11 +352,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   if constexpr (S::kTradesRegisters) ptx::claim_registers<216>();
   ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
   auto* totals = static_cast<float*>(__cvta_shared_to_generic(smem.totals));
+  using Codes = StripCodes<Format, T>;
   Consumer<S, Format, T> consumer = {p.strips.layout, thread / 32, thread % 32, {}};
   Ring ring = {smem.ring, smem.full, smem.empty, plan.stages, plan.stage_bytes, {}};
   const int groups = p.strips.layout.groups, count = share.end_k - share.first_k;
   for (int64_t tile = share.first_tile; tile < share.tiles; tile += share.tile_step) {
-    if (groups == 1) consumer.template multiply<1>(ring, count);
+    if (Codes::kMayHaveByteScales && linear::has_byte_scales(p.strips.layout))
+      consumer.template multiply<4, Codes::kMayHaveByteScales>(ring, count);
+    else if (groups == 1) consumer.template multiply<1>(ring, count);
     else if (groups == 2) consumer.template multiply<2>(ring, count);
     else consumer.template multiply<4>(ring, count);
     sync_consumers();  // everyone is done with the totals of the tile before

@@ -5,6 +5,7 @@
 
 #include "cuda/launch.h"
 #include "linear/device_weight.h"
+#include "linear/mxfp4_strips.h"
 #include "linear/packed_strips.h"
 
 namespace quantfuse::linear {
@@ -15,7 +16,7 @@ constexpr unsigned long long kNone = ~0ull;
 
 // The first index of each kind that a packed weight does not have.
 struct Findings {
-  unsigned long long scale, zero, code, column, group;
+  unsigned long long scale, byte_scale, zero, code, column, group;
 };
 
 // The kernels decode FP8 as if every code were a number, and INT4 less its zero point in 8 bits.
@@ -25,13 +26,15 @@ __device__ bool is_number(qf_format format, uint8_t code) {
 }
 constexpr float kLargestInt4Zero = 120;
 
-__global__ void check_values(const __grid_constant__ Weight w, Findings* findings) {
+__global__ void check_values(const __grid_constant__ Weight w, bool has_bytes, Findings* findings) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = first; i < w.scale.rows * w.scale.cols; i += step) {
     const float s = w.scale_value(i);
     if (!(s > 0 && is_finite(s) && is_finite(1.0f / s)))
       atomicMin(&findings->scale, static_cast<unsigned long long>(i));
+    if (has_bytes && !(s >= kSmallestByteScale && s <= kLargestByteScale))
+      atomicMin(&findings->byte_scale, static_cast<unsigned long long>(i));
     if (w.format == QF_INT4 && w.zero_value(i) > kLargestInt4Zero)
       atomicMin(&findings->zero, static_cast<unsigned long long>(i));
   }
@@ -81,8 +84,12 @@ __device__ uint32_t code_word(const Weight& w, const StripLayout& s, const int32
   uint32_t out = 0;
   if (is_packed_4bit(w.format)) {
     const int64_t k = tile * s.kCols + (4 * vector + j) * s.kStepCols;
-    for (int i = 0; i < 8; ++i)
-      out |= code_at(w, k_map, s.source_row(strip, g + i % 2 * 8), k + columns[i / 2]) << (4 * i);
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t code = code_at(w, k_map, s.source_row(strip, g + i % 2 * 8), k + columns[i / 2]);
+      const E2m1Place at = e2m1_place(i);
+      out |= w.format == QF_FP4_E2M1 ? ((code & 7) << at.magnitude | (code >> 3) << at.sign) << (i / 4 * 16)
+                                     : code << (4 * i);
+    }
   } else {
     const int64_t k = tile * s.kCols + (2 * vector + j / 2) * s.kStepCols;
     for (int i = 0; i < 4; ++i)
@@ -106,6 +113,15 @@ __global__ void pack(const __grid_constant__ Weight w, const StripLayout s, uint
   };
   if (byte < s.code_bytes) {
     out[index] = code_word(w, s, k_map, strip, tile, byte / 4);
+  } else if (has_byte_scales(s)) {
+    const int row = (byte - s.code_bytes) / 4;  // of rows 0, 8, 1, 9, ...
+    uint32_t scales = 0;
+    for (int group = 0; group < 4; ++group) {
+      const int64_t i = scale_index(group * s.kRows + row / 2 + row % 2 * 8);
+      const uint32_t e = i < 0 ? 127 : __float_as_uint(w.scale_value(i)) >> 23;
+      scales |= (e - 127 + kByteScaleBias) << (8 * group);
+    }
+    out[index] = scales;
   } else if (byte < s.zero_offset()) {
     const int64_t i = scale_index((byte - s.code_bytes) / 4);
     out[index] = i < 0 ? 0 : __float_as_uint(w.scale_value(i));
@@ -131,12 +147,12 @@ void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layou
   const Launch launch = {stream};
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   // The findings are in the output's memory, which is larger than they are: no memory of our own.
-  Findings found = {kNone, kNone, kNone, kNone, kNone};
+  Findings found = {kNone, kNone, kNone, kNone, kNone, kNone};
   check(cudaMemcpyAsync(out, &found, sizeof found, cudaMemcpyHostToDevice, cuda_stream));
   const int64_t numbers = std::max({w.scale.rows * w.scale.cols, w.k, is_fp8(w.format) ? w.n * w.k : 0});
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(ceil_div(numbers, kThreads), 4096));
   launch_kernel("weight_pack", check_values, {dim3(blocks), dim3(kThreads)}, launch, w,
-                static_cast<Findings*>(out));
+                has_byte_scales(layout), static_cast<Findings*>(out));
   if (layout.has_k_map) {
     launch_kernel("weight_pack", sort_columns, {dim3(static_cast<unsigned>(w.num_groups)), dim3(32)}, launch,
                   w, reinterpret_cast<int32_t*>(static_cast<char*>(out) + layout.strip_bytes()),
@@ -152,6 +168,7 @@ void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layou
     fail_unsupported("weight_pack: " + what + " at index " + std::to_string(index) +
                      ": only the kernels of the canonical weight take that");
   };
+  if (found.byte_scale != kNone) no_packed_form("weight.scale is not 2^-100 to 2^17", found.byte_scale);
   if (found.zero != kNone) no_packed_form("weight.zero is beyond 120", found.zero);
   if (found.code != kNone) no_packed_form("weight.codes is infinite or NaN", found.code);
   if (found.group != kNone) no_packed_form("weight.g_idx has a group that is not whole", found.group);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "linear/packed_strips.h"
 
+#include "linear/mxfp4_strips.h"
+
 namespace quantfuse::linear {
 
 const char* not_in_strips(const Weight& w) {
@@ -35,8 +37,19 @@ StripLayout plan_strips(const Weight& w, bool has_zeros, bool has_k_map) {
   return s;
 }
 
+namespace {
+
+StripLayout with_byte_scales(StripLayout s) {
+  s.tile_bytes = s.code_bytes + s.groups * StripLayout::kRows;
+  return s;
+}
+
+}  // namespace
+
 StripLayout plan_strips(const Weight& w) {
-  return plan_strips(w, static_cast<bool>(w.zero), static_cast<bool>(w.g_idx));
+  const StripLayout s = plan_strips(w, static_cast<bool>(w.zero), static_cast<bool>(w.g_idx));
+  const bool has_bytes = may_have_byte_scales(w) && w.scale.dtype == DType::e8m0 && !w.g_idx;
+  return has_bytes ? with_byte_scales(s) : s;
 }
 
 StripView view_strips(const Arguments& arg, const Weight& w) {
@@ -48,6 +61,10 @@ StripView view_strips(const Arguments& arg, const Weight& w) {
       const StripLayout other = plan_strips(w, has_zeros && is_integer(w.format), has_k_map);
       if (!w.codes && w.packed.size == other.total_bytes()) layout = other;
     }
+  }
+  if (!w.codes && may_have_byte_scales(w)) {
+    const StripLayout other = with_byte_scales(plan_strips(w, false, false));
+    if (w.packed.size == other.total_bytes()) layout = other;
   }
   if (w.packed.size != layout.total_bytes()) {
     arg.fail("weight.packed has " + std::to_string(w.packed.size) + " bytes, expected " +

@@ -16,19 +16,19 @@
 //              g: 2q   g+8: 2q   g: 2q+8   g+8: 2q+8   g: 2q+1   g+8: 2q+1   g: 2q+9   g+8: 2q+9
 //            so that (word >> 4 i) & 0x000f000f is register i of mma.m16n8k16, and word & 0x0f0f0f0f four
 //            columns of row g in bytes, word >> 4 & 0x0f0f0f0f those of row g + 8. INT4 is stored as
-//            code + 8.
+//            code + 8. E2M1 has its bits in another order: mxfp4_strips.h.
 //   8 bits   [4][lane 0..31][2 steps][row g, row g + 8]: a word has columns 2q, 2q + 8, 2q + 1, 2q + 9.
 //
 // A weight with g_idx (act-order) has its columns sorted by group, and behind the strips the column of w, and
 // so of x, that each of them is: [k] i32, and one more that makes the size tell. linear_gather_first_sm75
 // brings x into that order.
 //
-// Scales are float32 whatever they were. Groups of more than 128 columns repeat theirs in every tile. Rows
-// and columns beyond the matrix have scale 0 and codes of value 0.
+// Scales are float32, those of MXFP4 bytes (mxfp4_strips.h). Groups of more than 128 columns repeat theirs in
+// every tile. Rows and columns beyond the matrix have scale 0 and codes of value 0.
 //
 // Nothing in the bytes says what they are: they are in the device's memory, where a call must not look. What
-// a call knows is format, n, k, block, is_gated, and the size, which tells whether there are zero points and
-// sorted columns.
+// a call knows is format, n, k, block, is_gated, and the size, which tells whether there are zero points,
+// sorted columns and scales of a byte.
 #pragma once
 
 #include "linear/weight.h"

@@ -6,15 +6,21 @@
 // Every code less an integer zero point is a number that bf16 and f16 hold exactly. Integers are made by
 // bits: a magic number whose last place is worth 1 has the code in its lowest bits, and one subtraction takes
 // off the magic number, the offset of the stored code and the zero point. Small floats are made by bits too:
-// their exponent and mantissa at the place of the larger type's are the value times a power of two.
+// their exponent and mantissa at the place of the larger type's are the value times a power of two, which one
+// multiplication takes off. A byte scale is a power of two as well, and bf16 has its range: there it is part
+// of the same factor, and sums need no scaling.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "core/dtype.h"
 #include "cuda/ptx/logic.h"
+#include "cuda/ptx/shared_memory.h"
 #include "formats/numbers.h"
+#include "linear/mxfp4_strips.h"
 
 namespace quantfuse {
 
@@ -59,64 +65,109 @@ __device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
   return bits_of(__hmul2(as_pair<T>(a), as_pair<T>(b)));
 }
 
+// The byte scales of a lane's rows g and g + 8, a byte a group.
+struct ByteScales {
+  uint32_t rows[2];
+
+  // `from`: behind the codes of a tile in shared memory.
+  __device__ __forceinline__ static ByteScales load(uint32_t from, int lane) {
+    const float2 two = ptx::load_shared_float2(from + lane / 4 * 8);
+    return {{__float_as_uint(two.x), __float_as_uint(two.y)}};
+  }
+  __device__ float scale(int row, int group) const {
+    constexpr int kOfFloat = linear::kByteScaleBias - 127;
+    return __uint_as_float(((rows[row] >> (8 * group) & 255u) - kOfFloat) << 23);
+  }
+  // The byte as the exponent field of a float: kByteScaleBias - 127 binades more than the scale.
+  __device__ __forceinline__ float as_exponent(int row, int group) const {
+    constexpr uint32_t kField = 0x7f800000u;
+    return __uint_as_float((group == 3 ? rows[row] >> 1 : rows[row] << (23 - 8 * group)) & kField);
+  }
+  // The factor of StripCodes<QF_FP4_E2M1, bf16>::decode, twice.
+  __device__ __forceinline__ uint32_t factor(int row, int group) const {
+    const uint32_t two = group % 2 ? rows[row] >> 1 & 0x7f807f80u : (rows[row] & 0x00ff00ffu) << 7;
+    return __byte_perm(two, 0, group < 2 ? 0x1010 : 0x3232);
+  }
+};
+
 template <qf_format Format, class T>
 struct StripCodes {
   static constexpr bool kIs4Bit = Format == QF_INT4 || Format == QF_FP4_E2M1;
   static constexpr bool kHasZeroPoints = is_integer(Format);
   static constexpr int kStepWords = kIs4Bit ? 1 : 2;
   static constexpr int kTileVectors = kIs4Bit ? 2 : 4;  // of 16 bytes a lane
+  static constexpr bool kMayHaveByteScales = Format == QF_FP4_E2M1;
+  static constexpr bool kFoldsByteScales = kMayHaveByteScales && std::is_same_v<T, bf16>;
   // Whether a pair's magic number leaves room for all 8 bits of a code.
   static constexpr bool kHasByteMagic = Pair<T>::kMantissaBits >= 8;
 
-  // What decode() subtracts for a zero point.
-  __device__ static uint32_t offset(float zero) {
+  // What decode() subtracts for a zero point, or multiplies with where there is none.
+  __device__ static uint32_t term(float zero = 0) {
     if constexpr (Format == QF_INT4) return pair_of<T>(Pair<T>::kMagic + 8.0f + zero);
     if constexpr (Format == QF_INT8)
       return pair_of<T>(kHasByteMagic ? Pair<T>::kMagic + 128.0f + zero : zero);
-    return 0;
+    constexpr int kBias = Format == QF_FP4_E2M1 ? 1 : Format == QF_FP8_E4M3 ? 7 : 15;
+    return pair_of<T>(__uint_as_float((127u + Pair<T>::kBias - kBias) << 23));  // 2^(difference of biases)
   }
 
-  // Rows g and g + 8 have offsets of their own.
-  __device__ __forceinline__ static void decode(const uint32_t* words, const uint32_t (&offsets)[2],
+  // decode() of E2M1 without its multiplication: the numbers times 2^(difference of biases).
+  __device__ __forceinline__ static void place_bits(uint32_t word, uint32_t (&a)[4]) {
+    static_assert(Format == QF_FP4_E2M1);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = e2m1(word, i);
+  }
+
+  // Rows g and g + 8 have terms of their own.
+  __device__ __forceinline__ static void decode(const uint32_t* words, const uint32_t (&terms)[2],
                                                 uint32_t (&a)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // register i: row i % 2, columns 2q and 2q + 1, or 8 more
       if constexpr (Format == QF_INT4) {
         a[i] = subtract_pair<T>(ptx::mask_and_join(words[0] >> (4 * i), 0x000f000fu, Pair<T>::kMagicBits),
-                                offsets[i % 2]);
+                                terms[i % 2]);
       } else if constexpr (Format == QF_INT8) {
         const uint32_t v = words[i % 2] >> (i < 2 ? 0 : 8);
         if constexpr (kHasByteMagic) {
           a[i] = subtract_pair<T>(ptx::mask_and_join(v ^ 0x00800080u, 0x00ff00ffu, Pair<T>::kMagicBits),
-                                  offsets[i % 2]);
+                                  terms[i % 2]);
         } else {  // 7 bits, and the sign bit as what is subtracted: 128, or 256
           const uint32_t low = ptx::mask_and_join(v, 0x007f007fu, Pair<T>::kMagicBits);
           const uint32_t sign = ptx::mask_and_join(v, 0x00800080u, Pair<T>::kMagicBits);
-          a[i] = subtract_pair<T>(subtract_pair<T>(low, sign), offsets[i % 2]);
+          a[i] = subtract_pair<T>(subtract_pair<T>(low, sign), terms[i % 2]);
         }
       } else if constexpr (Format == QF_FP4_E2M1) {
-        a[i] = small_float<1, 1>(words[0] << (12 - 4 * i));
-      } else if constexpr (Format == QF_FP8_E4M3) {
-        a[i] = small_float<3, 7>(words[i % 2] << (i < 2 ? 8 : 0));
+        a[i] = multiply_pair<T>(e2m1(words[0], i), terms[i % 2]);
       } else {
-        a[i] = small_float<2, 15>(words[i % 2] << (i < 2 ? 8 : 0));
+        a[i] = fp8(words[i % 2] << (i < 2 ? 8 : 0));
+        if constexpr (Format == QF_FP8_E4M3 || Pair<T>::kBias != 15)
+          a[i] = multiply_pair<T>(a[i], terms[i % 2]);
       }
     }
   }
 
  private:
-  // Two small floats at the top of either half.
-  template <int kMantissa, int kBias>
-  __device__ __forceinline__ static uint32_t small_float(uint32_t v) {
-    constexpr int kExponent = Format == QF_FP4_E2M1 ? 2 : Format == QF_FP8_E4M3 ? 4 : 5;
-    constexpr int kBits = kExponent + kMantissa;  // below the sign
-    constexpr uint32_t kMagnitude = ((1u << kBits) - 1) << (15 - kBits);
-    constexpr int kShift = 15 - kExponent - Pair<T>::kMantissaBits;  // of the exponent, to its place
-    const uint32_t sign = v & 0x80008000u;
-    const uint32_t magnitude = (v & (kMagnitude | kMagnitude << 16)) >> kShift;
-    if constexpr (kBias == Pair<T>::kBias) return sign | magnitude;
-    const float factor = __uint_as_float((127u + Pair<T>::kBias - kBias) << 23);  // 2^(difference of biases)
-    return multiply_pair<T>(sign | magnitude, pair_of<T>(factor));
+  __device__ __forceinline__ static uint32_t shifted(uint32_t word, int left) {
+    return left < 0 ? word >> -left : word << left;
+  }
+  // The exponents of T begin here.
+  static constexpr int kExponentAt = Pair<T>::kMantissaBits;
+
+  // The codes number i of a word's halves, with the bits at T's places.
+  __device__ __forceinline__ static uint32_t e2m1(uint32_t word, int i) {
+    const linear::E2m1Place at = linear::e2m1_place(i);
+    constexpr uint32_t kMagnitude = 7u << (kExponentAt - 1);
+    const int to_magnitude = kExponentAt - 1 - at.magnitude, to_sign = 15 - at.sign;
+    const uint32_t bits = shifted(word, to_magnitude);
+    if (to_magnitude == to_sign) return bits & (0x80008000u | kMagnitude | kMagnitude << 16);
+    const uint32_t sign = shifted(word, to_sign) & 0x80008000u;
+    return ptx::mask_and_join(bits, kMagnitude | kMagnitude << 16, sign);
+  }
+  // The codes at the top of either half, with the bits at T's places.
+  __device__ __forceinline__ static uint32_t fp8(uint32_t v) {
+    constexpr int kExponentBits = Format == QF_FP8_E4M3 ? 4 : 5;
+    constexpr int kShift = 15 - kExponentBits - kExponentAt;
+    const uint32_t sign = v & 0x80008000u, magnitude = (v & 0x7f007f00u) >> kShift;
+    return sign | magnitude;
   }
 };
 
