@@ -292,6 +292,16 @@ def test_weights_without_a_packed_form_run_from_the_canonical_one():
     torch.testing.assert_close(y.double(), expected_linear(x, weight), rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("exponent", [-101, 18])
+def test_mxfp4_scales_that_no_packed_tile_holds_run_from_the_canonical_weight(exponent):
+    weight = make_weight(64, 256, "mxfp4", 32)
+    weight.scales[3, 1] = torch.tensor(127 + exponent, dtype=torch.uint8).view(weight.scales.dtype)
+    assert weight.pack().packed is None
+    x = torch.randn(5, 256, device="cuda", dtype=torch.bfloat16)
+    y = qf.linear(x, weight, out_dtype="float32")
+    torch.testing.assert_close(y.double(), expected_linear(x, weight), rtol=1e-5, atol=2e-4)
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_packing_refuses_bad_scales(value):
     weight = make_weight(64, 256)
