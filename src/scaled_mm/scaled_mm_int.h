@@ -175,15 +175,19 @@ QF_INLINE BAhead<S, NP> b_ahead(const Batch& batch, int64_t s, int64_t col) {
   return {row + segment.begin * bits / 8, p.b.row_bytes_at(col + 1) - row, 0, lines * NP * 2 * S::kLanes};
 }
 
-// totals += the product of a tile and a packed segment.
+// totals += the product of a tile and a packed segment; of the first segment, whatever they were.
 template <class S, int MT, int NP>
-__attribute__((noinline)) void add_int_tile(const int32_t* a, const int32_t* b, int64_t words,
+__attribute__((noinline)) void add_int_tile(bool is_first, const int32_t* a, const int32_t* b, int64_t words,
                                             int32_t* totals, int64_t panel_totals, BAhead<S, NP> ahead) {
   constexpr int64_t L = S::kLanes;
   Tile<ByteDot<S>, MT, NP> tile;
-  tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-    sum = S::sums(S::load_i(totals + v / 2 * panel_totals + (m * 2 + v % 2) * L));
-  });
+  if (is_first) {
+    tile.clear();
+  } else {
+    tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+      sum = S::sums(S::load_i(totals + v / 2 * panel_totals + (m * 2 + v % 2) * L));
+    });
+  }
   const auto last = tile.add(a, b, words * 2 * L, words, ahead);
   tile.finish(
       last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
@@ -222,7 +226,9 @@ class IntPanels {
 
   QF_INLINE void begin(Chunk chunk) {
     chunk_ = chunk;
-    __builtin_memset(&totals_, 0, static_cast<size_t>(panels_ * (chunk.row1 - chunk.row0) * 2 * L * 4));
+    if (!is_int_ || batch_.plan.num_segments == 0) {
+      __builtin_memset(&totals_, 0, static_cast<size_t>(panels_ * (chunk.row1 - chunk.row0) * 2 * L * 4));
+    }
     for (int64_t i = 0; i < panels_; ++i) columns_[i].clear();
   }
 
@@ -242,7 +248,7 @@ class IntPanels {
       choose_tile_rows(
           batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
             if (is_int_) {
-              add_int_tile<S, mt.value, NP>(a, b, segment.words, totals_.ints + at(i, row),
+              add_int_tile<S, mt.value, NP>(s == 0, a, b, segment.words, totals_.ints + at(i, row),
                                             at(1, chunk_.row0), ahead);
             } else {
               add_scaled_int_tile<S, mt.value, NP>(p_, columns, batch_.first_row + row, a, b, segment.words,
