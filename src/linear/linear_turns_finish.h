@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What linear_turns_sm90 has of a tile, and how it becomes y: straight from registers, or after the blocks of
-// a cluster that split k have added their parts. C is the kernel's consumer.
+// What linear_turns_sm90 has of a tile, and how it becomes y: straight from registers, to which the blocks of
+// a cluster that split k have added their parts before. C is the kernel's consumer.
 #pragma once
 
 #include <cuda.h>
@@ -10,18 +10,15 @@
 
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
-#include "cuda/ptx/matrix.h"
 #include "cuda/ptx/shared_memory.h"
 #include "linear/finish_unit.h"
 #include "linear/packed_strips.h"
-#include "product/activate.h"
+#include "product/transposed_boxes.h"
 
 namespace quantfuse::linear_turns_sm90 {
 using linear::kUnit;
 using linear::Problem;
 using linear::StripLayout;
-using product::Act;
-using product::Activate;
 
 constexpr int kConsumers = 2, kConsumerThreads = 128 * kConsumers;  // warpgroups
 constexpr int kThreads = kConsumerThreads + 128;
@@ -32,6 +29,7 @@ constexpr int kBoxCols = 64;  // 128 bytes: what a swizzled row has
 // Tokens whose x is a place of the ring, in two boxes; those whose sums are made at once.
 constexpr int kSlotTokens = 128, kBoxBytes = kSlotTokens * kBoxCols * 2, kSlotBytes = 2 * kBoxBytes;
 constexpr int kPartTokens = 64, kPartSums = kPartTokens / 2;  // sums of a thread
+constexpr int kSlotParts = kSlotTokens / kPartTokens;
 constexpr int kXSlots = 5, kMaxWeightSlots = 6;
 constexpr int kStagedBytes = kPartTokens * kGroupRows * 2;  // of y, a warpgroup
 constexpr int kMaxSplits = 4;
@@ -42,6 +40,8 @@ struct Shape {
   static constexpr int kTokens = kTokens_, kSlots = kTokens / kSlotTokens, kParts = kTokens / kPartTokens;
   // Of a tile. With more of them there are not enough registers for 256 tokens.
   static constexpr int kMaxGroups = kTokens > 128 ? 1 : 4;
+  // Blocks of a cluster, which share a tile: half the tokens for half as many of them is as much work.
+  static constexpr int kMaxSplits = kTokens > 128 ? 1 : linear_turns_sm90::kMaxSplits;
 };
 
 // How a call is laid out on the GPU.
@@ -51,11 +51,11 @@ struct Plan {
   int32_t weight_slots, weight_bytes;
   int32_t tile_pieces;  // of a tile of the weight, as its map has them
   int32_t grid;
-  int32_t barriers, smem_bytes;  // where the barriers are; of all
-  bool stores_boxes;             // y has 16 bits, and there is no residual
+  int32_t barriers, smem_bytes;   // where the barriers are; of all
+  bool stores_boxes, adds_boxes;  // of y; of a residual too, which come through the ring of x
 };
 
-// ---- Shared memory: x | boxes of y | weight, or, where k is split, totals | inbox; then the barriers ----
+// ---- Shared memory: x | boxes of y | weight | barriers ----
 
 struct Smem {
   uint32_t x, weight, staged, x_full, x_empty, weight_full, weight_empty, arrived;
@@ -70,20 +70,28 @@ struct Smem {
     weight_empty = weight_full + 8 * kMaxWeightSlots;
     arrived = weight_empty + 8 * kMaxWeightSlots;
   }
+  // A warpgroup's box of the residual, of a part of the tokens, in a place of x.
+  __device__ uint32_t residual_at(uint32_t slot, int group, int part) const {
+    return x + slot * kSlotBytes + (group * kSlotParts + part % kSlotParts) * kStagedBytes;
+  }
 };
 
 // ---- The epilogue ----
 
-// A warpgroup's part of a tile of y. Thread 4 g + q has tokens 8 u + 2 q, + 1 of rows g and g + 8 of its
-// strip in totals 4 u .. 4 u + 3 of a part; of a gated weight these are a gate and its up row.
+// The parts [first_part, end_part) of the tokens of a tile of y, and of these what a warpgroup has. Thread
+// 4 g + q has tokens 8 u + 2 q, + 1 of rows g and g + 8 of its strip in totals 4 u .. 4 u + 3 of a part; of a
+// gated weight these are a gate and its up row.
 template <class C>
 struct Finisher {
   const Problem& p;
   const CUtensorMap& y_map;
   const Smem& smem;
-  const C& consumer;
+  C& consumer;
   int64_t first_token, first_row;  // of the tile
+  int first_part, end_part;
 
+  static constexpr int kParts = C::kParts;
+  __device__ bool has_part(int part) const { return part >= first_part && part < end_part; }
   __device__ void sync() const { ptx::named_barrier_sync(kGroupBarrier + consumer.group, 128); }
   __device__ uint32_t staged() const { return smem.staged + consumer.group * kStagedBytes; }
   __device__ int first_col(int cols) const {
@@ -102,67 +110,40 @@ struct Finisher {
     }
   }
 
-  // y of 16 bits, a part of the tokens at a time: [token][64 columns, or 32 of a gated weight], swizzled.
-  template <Act kAct, bool kIsGated>
-  __device__ __forceinline__ void store_boxes() const {
-    constexpr int kUnits = kIsGated ? 4 : 2;  // of 8 tokens, in one instruction
-    constexpr int kCols = kIsGated ? kGroupRows / 2 : kGroupRows;
-    const Activate<kAct> activate(p.activation);
-    const int lane = consumer.lane, in_unit = lane % 8;
-    const bool is_bf16 = p.out.y.dtype == DType::bf16, is_first = consumer.warp == 0 && lane == 0;
+  // y of 16 bits, a part of the tokens at a time. The residual has its places in the ring behind x.
+  template <class E>
+  __device__ __forceinline__ void store_boxes(E epilogue) const {
+    constexpr int kCols = product::box_cols(E::kIsGated);
+    const product::Activate<E::kAct> activate(p.activation);
+    const product::BoxStore store = {
+        y_map,         staged(),     kGroupBarrier + consumer.group, p.out.y.dtype == DType::bf16,
+        consumer.warp, consumer.lane};
     float bias[2];
     load_bias(bias);
+    uint32_t slot = 0;
 #pragma unroll
-    for (int part = 0; part < static_cast<int>(sizeof(consumer.totals) / sizeof(consumer.totals[0]));
-         ++part) {
-      if (is_first) ptx::wait_stores_read();
-      sync();
+    for (int part = 0; part < kParts; ++part) {
+      if (!has_part(part)) continue;
+      if (E::kHasResidual && (part % kSlotParts == 0 || part == first_part)) slot = consumer.take_x();
+      store.template store<E, kPartTokens>(
+          epilogue, activate, first_col(kCols), static_cast<int>(first_token) + part * kPartTokens,
+          smem.residual_at(slot, consumer.group, part), [&](int unit, float(&v)[2][2]) {
 #pragma unroll
-      for (int unit = 0; unit < kPartTokens / 8; unit += kUnits) {
-        uint32_t words[4];
-#pragma unroll
-        for (int i = 0; i < kUnits; ++i) {
-          float v[2][2];
-#pragma unroll
-          for (int j = 0; j < 4; ++j)
-            v[j / 2][j % 2] = consumer.totals[part][(unit + i) * 4 + j] + bias[j / 2];
-#pragma unroll
-          for (int j = 0; j < 2; ++j) v[0][j] = activate(v[0][j]);
-          if constexpr (kIsGated) {
-            words[i] = ptx::pack_two(v[0][0] * v[1][0], v[0][1] * v[1][1], is_bf16);
-          } else {
-#pragma unroll
-            for (int j = 0; j < 2; ++j) v[1][j] = activate(v[1][j]);
-            words[2 * i] = ptx::pack_two(v[0][0], v[0][1], is_bf16);
-            words[2 * i + 1] = ptx::pack_two(v[1][0], v[1][1], is_bf16);
-          }
-        }
-        if constexpr (kIsGated) {
-          const int token = (unit + lane / 8) * 8 + in_unit, piece = consumer.warp ^ (in_unit / 2);
-          ptx::store_matrices_transposed(staged() + token * 64 + (piece << 4), words);
-        } else {
-          const int token = (unit + lane / 16) * 8 + in_unit;
-          const int piece = (consumer.warp * 2 + lane / 8 % 2) ^ in_unit;
-          ptx::store_matrices_transposed(staged() + token * 128 + (piece << 4), words);
-        }
-      }
-      ptx::copy_fence();
-      sync();
-      if (is_first) {
-        ptx::store_box(y_map, first_col(kCols), static_cast<int>(first_token) + part * kPartTokens, staged());
-        ptx::end_store_group();
-      }
+            for (int i = 0; i < 4; ++i) v[i / 2][i % 2] = consumer.totals[part][unit * 4 + i] + bias[i / 2];
+          });
+      if (E::kHasResidual && (part % kSlotParts == kSlotParts - 1 || part + 1 == end_part))
+        consumer.give_back_x(slot);
     }
   }
 
   // Any y, half a part of the tokens at a time: totals as [token][64 rows], then 8 outputs a thread.
   __device__ __forceinline__ void finish_units(float* to_stage) const {
     constexpr int kChunkTokens = kPartTokens / 2, kChunkSums = kPartSums / 2;
-    constexpr int kChunks = 2 * static_cast<int>(sizeof(consumer.totals) / sizeof(consumer.totals[0]));
+    constexpr int kChunks = 2 * kParts;
     const int lane = consumer.lane, thread = consumer.warp * 32 + lane;
     const int unit_rows = p.is_gated() ? 2 * kUnit : kUnit, units = kGroupRows / unit_rows;  // of a token
 #pragma unroll 1
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
+    for (int chunk = 2 * first_part; chunk < 2 * end_part; ++chunk) {
       sync();
 #pragma unroll
       for (int from = 0; from < kChunks; ++from) {
@@ -201,90 +182,102 @@ struct Finisher {
     v[6] = __uint_as_float(high.z), v[7] = __uint_as_float(high.w);
   }
 
-  __device__ __forceinline__ void run(bool stores_boxes, float* to_stage) const {
-    if (!stores_boxes) return finish_units(to_stage);
-    product::with_act(p.activation, [&](auto act) {
-      if (p.is_gated()) store_boxes<act.value, true>();
-      else store_boxes<act.value, false>();
-    });
+  __device__ __forceinline__ void run(const Plan& plan, float* to_stage) const {
+    if (!plan.stores_boxes) return finish_units(to_stage);
+    product::with_box_epilogue(p.activation, p.is_gated(), plan.adds_boxes,
+                               [&](auto epilogue) { store_boxes(epilogue); });
   }
 };
 
 // ---- Blocks that split k ----
 
-// What a block has of the tile, [token][128 rows], is where x was; behind it the inbox: what the other ranks
-// have of this one's tokens. All ranks are done with x before anything is sent.
-template <class S, class C>
+// The blocks of a cluster have the same tile, of 128 tokens, and a share of k each. A part of the tokens
+// belongs to one of them; the others send it their totals, as their threads have them: the same threads there
+// add them to their own, in the order of k. What is sent, and the inbox, are in the places of x but for the
+// next one, which may have the residual. All ranks are done with x before anything is sent.
 struct Exchange {
-  using F = Finisher<C>;
-  static constexpr int kTokenBytes = kRows * 4;
+  static constexpr int kParts = kSlotParts;
+  // Of a part: what a thread has are vectors of four numbers, [warp][vector][lane].
+  static constexpr int kVectors = kPartSums / 4, kWarpBytes = kVectors * 32 * 16,
+                       kPartBytes = kConsumers * 4 * kWarpBytes;
+  static_assert(kPartBytes == kSlotBytes && kMaxSplits + 1 <= kXSlots);
   const Smem& smem;
   int splits, rank;
+  int tiles;  // of a strip
 
-  __device__ int first_token(int of) const { return S::kTokens * of / splits; }
-  __device__ int tokens(int of) const { return first_token(of + 1) - first_token(of); }
-  __device__ uint32_t inbox(int of, int from) const {
-    return smem.x + S::kTokens * kTokenBytes + (from - (from > of ? 1 : 0)) * tokens(of) * kTokenBytes;
+  __device__ int first_k(int of) const { return tiles * of / splits; }
+  __device__ int owner(int part) const { return part * splits / kParts; }
+  // The part that is this block's, or kParts.
+  __device__ int own_part() const {
+    int own = kParts;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) own = owner(part) == rank ? part : own;
+    return own;
   }
+  __device__ uint32_t place(int of, int i) const {
+    return smem.x + (first_k(of + 1) - first_k(of) + 1 + i) % kXSlots * kSlotBytes;
+  }
+  __device__ uint32_t inbox(int of, int from) const { return place(of, from - (from > of ? 1 : 0)); }
   // By one thread, before any rank sends.
-  __device__ void expect() const {
-    ptx::barrier_expect(smem.arrived, (splits - 1) * tokens(rank) * kTokenBytes);
-  }
+  __device__ void expect() const { ptx::barrier_expect(smem.arrived, (splits - 1) * kPartBytes); }
 
-  __device__ __forceinline__ void run(const Problem& p, const C& consumer, int64_t first_token_of_tile,
-                                      int64_t first_row, float* to_stage) const {
-    const int lane = consumer.lane, thread = (consumer.group * 4 + consumer.warp) * 32 + lane;
+  template <class C>
+  __device__ __forceinline__ void run(C& consumer) const {
+    const int own = own_part(), lane = consumer.lane;
+    const uint32_t of_warp = (consumer.group * 4 + consumer.warp) * kWarpBytes;
     ptx::named_barrier_sync<kAllBarrier, kConsumerThreads>();  // both are done with x
+    ptx::cluster_arrive();
 #pragma unroll
-    for (int part = 0; part < S::kParts; ++part) {
+    for (int part = 0; part < kParts; ++part) {
+      if (part == own) continue;
+      const uint32_t to = outbox(own, part) + of_warp + lane * 16;
 #pragma unroll
-      for (int i = 0; i < kPartSums; ++i) {
-        const int token = part * kPartTokens + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const int unit = (consumer.group * 4 + consumer.warp) * 2 + i / 2 % 2;
-        ptx::store_shared_float(F::unit_at(smem.x, kRows, token, unit) + lane / 4 * 4,
-                                consumer.totals[part][i]);
+      for (int i = 0; i < kVectors; ++i) {
+        const float* v = consumer.totals[part] + 4 * i;
+        ptx::store_shared16(to + i * 512, {__float_as_uint(v[0]), __float_as_uint(v[1]),
+                                           __float_as_uint(v[2]), __float_as_uint(v[3])});
       }
     }
     ptx::copy_fence();
-    ptx::cluster_arrive();
+    __syncwarp();
     ptx::cluster_wait();
-    if (thread < splits && thread != rank) {
-      ptx::copy_to_block(inbox(thread, rank), smem.x + first_token(thread) * kTokenBytes,
-                         tokens(thread) * kTokenBytes, smem.arrived, thread);
+    if (lane == 0) {
+      for (int part = 0; part < kParts; ++part) {
+        if (part == own) continue;
+        const int to = owner(part);
+        ptx::copy_to_block(inbox(to, rank) + of_warp, outbox(own, part) + of_warp, kWarpBytes, smem.arrived,
+                           to);
+      }
     }
+    if (own == kParts) return;
     ptx::barrier_wait(smem.arrived, 0);
-
-    // Units of a token are a power of two. Offsets are found once: dividing takes a hundred cycles.
-    const int is_gated = p.is_gated() ? 1 : 0, shift = is_gated ? 3 : 4;
-    const int64_t first_col = first_row >> is_gated;
-    const int own = tokens(rank), first = first_token(rank);
-    const uint32_t others = smem.x + S::kTokens * kTokenBytes, step = own * kTokenBytes;
-#pragma unroll 1
-    for (int i = thread; i < own << shift; i += kConsumerThreads) {
-      const int in_share = i >> shift, unit = i & ((1 << shift) - 1), token = first + in_share;
-      const int64_t row = first_token_of_tile + token, col = first_col + unit * kUnit;
-      if (row >= p.m || col >= p.n_out) continue;
-      const uint32_t mine = smem.x + token * kTokenBytes, theirs = others + in_share * kTokenBytes;
-      float v[kUnit], up[kUnit] = {};
-      add(mine, theirs, step, F::unit_at(0, 0, token, unit << is_gated), v);
-      if (is_gated) add(mine, theirs, step, F::unit_at(0, 0, token, unit * 2 + 1), up);
-      linear::finish_unit(p, to_stage, row, col, v, up);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (part != own) continue;
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        float sum[4] = {};
+#pragma unroll
+        for (int from = 0; from < kMaxSplits; ++from) {
+          if (from >= splits) break;
+          float* mine = consumer.totals[part] + 4 * i;
+          float more[4] = {mine[0], mine[1], mine[2], mine[3]};
+          if (from != rank) {
+            const uint4 bits = ptx::load_shared16(inbox(rank, from) + of_warp + i * 512 + lane * 16);
+            more[0] = __uint_as_float(bits.x), more[1] = __uint_as_float(bits.y);
+            more[2] = __uint_as_float(bits.z), more[3] = __uint_as_float(bits.w);
+          }
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sum[j] += more[j];
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) consumer.totals[part][4 * i + j] = sum[j];
+      }
     }
   }
-  // In the order of k. A token's units are swapped as where they come from.
-  __device__ __forceinline__ void add(uint32_t mine, uint32_t theirs, uint32_t step, uint32_t unit,
-                                      float (&v)[kUnit]) const {
-#pragma unroll
-    for (float& value : v) value = 0.0f;
-#pragma unroll
-    for (int from = 0; from < kMaxSplits; ++from) {
-      if (from >= splits) break;
-      float more[kUnit];
-      F::load_sums((from == rank ? mine : theirs) + unit, more);
-      if (from != rank) theirs += step;
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) v[i] += more[i];
-    }
+  // Behind the inbox, if there is one.
+  __device__ uint32_t outbox(int own, int part) const {
+    return place(rank, own == kParts ? part : splits - 1);
   }
 };
 

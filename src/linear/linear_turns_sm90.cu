@@ -50,7 +50,7 @@ struct Tile {
 struct Share {
   int first, step, tiles;
   int first_k, end_k;
-  int rank;
+  int first_part, end_part;  // of the tokens of a tile: those that become y here
 
   template <int kTokens, class Body>
   __device__ __forceinline__ void each_tile(const Plan& plan, const Body& body) const {
@@ -63,11 +63,20 @@ struct Share {
     }
   }
 };
-__device__ Share share_of(const Plan& plan, const StripLayout& w) {
-  const int rank = static_cast<int>(ptx::cluster_rank()), tiles = static_cast<int>(w.tiles);
-  return {static_cast<int>(blockIdx.x) / plan.splits, static_cast<int>(gridDim.x) / plan.splits,
-          plan.row_blocks * plan.token_blocks,        tiles * rank / plan.splits,
-          tiles * (rank + 1) / plan.splits,           rank};
+template <class S>
+__device__ Share share_of(const Plan& plan, const Exchange& exchange) {
+  Share share = {static_cast<int>(blockIdx.x) / plan.splits,
+                 static_cast<int>(gridDim.x) / plan.splits,
+                 plan.row_blocks * plan.token_blocks,
+                 exchange.first_k(exchange.rank),
+                 exchange.first_k(exchange.rank + 1),
+                 0,
+                 S::kParts};
+  if (plan.splits > 1) {
+    share.first_part = exchange.own_part();
+    share.end_part = min(share.first_part + 1, S::kParts);
+  }
+  return share;
 }
 
 // ---- The producer: one thread ----
@@ -76,7 +85,7 @@ template <class S>
 struct Producer {
   const Problem& p;
   const Plan& plan;
-  const CUtensorMap &x_map, &w_map;
+  const CUtensorMap &x_map, &w_map, &residual_map;
   const Smem& smem;
 
   __device__ void copy_weight(const Tile& tile, int k, int slot, uint64_t policy) const {
@@ -91,6 +100,17 @@ struct Producer {
     ptx::barrier_expect(full, kSlotBytes);
     ptx::box_copy(to, x_map, column, row, full);
     ptx::box_copy(to + kBoxBytes, x_map, column + kBoxCols, row, full);
+  }
+  // Behind the tile's last x: in a place of x as much as y has of its tokens.
+  __device__ void copy_residual(const Tile& tile, int half, int slot) const {
+    const uint32_t full = smem.x_full + 8 * slot;
+    ptx::barrier_expect(full, kSlotBytes);
+    for (int group = 0; group < kConsumers; ++group) {
+      for (int part = 0; part < kSlotParts; ++part)
+        ptx::box_copy(smem.residual_at(slot, group, part), residual_map,
+                      (tile.row_block * kConsumers + group) * kGroupRows,
+                      tile.token_block * S::kTokens + half * kSlotTokens + part * kPartTokens, full);
+    }
   }
   __device__ void run(const Share& share) const {
     const uint64_t policy = plan.token_blocks == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
@@ -113,6 +133,11 @@ struct Producer {
           copy_x(tile, k, half, x.at);
         }
       }
+      if (!plan.adds_boxes || share.first_part == share.end_part) return;
+      for (int half = 0; half < S::kSlots; ++half, x.advance(kXSlots)) {
+        ptx::barrier_wait(smem.x_empty + 8 * x.at, x.parity ^ 1);
+        copy_residual(tile, half, x.at);
+      }
     });
   }
 };
@@ -122,6 +147,7 @@ struct Producer {
 template <class S, qf_format Format, class T>
 struct Consumer {
   using Codes = StripCodes<Format, T>;
+  static constexpr int kParts = S::kParts;
   const StripLayout& w;
   const Smem& smem;
   const int weight_slots, weight_bytes;
@@ -263,13 +289,15 @@ template <class S, qf_format Format, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map,
            const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map,
-           const __grid_constant__ Plan plan, float* staged) {
+           const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ Plan plan,
+           float* staged) {
   using C = Consumer<S, Format, T>;
   extern __shared__ __align__(1024) char shared[];
   const Smem smem(plan, shared);
-  const Share share = share_of(plan, p.strips.layout);
-  const bool is_split = plan.splits > 1;
-  const Exchange<S, C> exchange = {smem, plan.splits, share.rank};
+  const Exchange exchange = {smem, plan.splits, static_cast<int>(ptx::cluster_rank()),
+                             static_cast<int>(p.strips.layout.tiles)};
+  const Share share = share_of<S>(plan, exchange);
+  const bool is_split = S::kMaxSplits > 1 && plan.splits > 1;
   const int thread = static_cast<int>(threadIdx.x);
   ptx::allow_next_kernel();
   if (thread == 0) {
@@ -290,7 +318,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   if (thread >= kConsumerThreads) {
     ptx::release_registers<24>();
-    if (thread == kConsumerThreads) Producer<S>{p, plan, x_map, w_map, smem}.run(share);
+    if (thread == kConsumerThreads) Producer<S>{p, plan, x_map, w_map, residual_map, smem}.run(share);
     __syncwarp();
     if (is_split) {
       ptx::cluster_arrive();
@@ -315,8 +343,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       ptx::hide(consumer.lane);  // or addresses of the epilogue would be kept in registers meanwhile
       const int64_t first_token = int64_t{tile.token_block} * S::kTokens,
                     first_row = int64_t{tile.row_block} * kRows;
-      if (is_split) exchange.run(p, consumer, first_token, first_row, staged);
-      else Finisher<C>{p, y_map, smem, consumer, first_token, first_row}.run(plan.stores_boxes, staged);
+      if constexpr (S::kMaxSplits > 1) {
+        if (is_split) exchange.run(consumer);
+      }
+      Finisher<C>{p, y_map, smem, consumer, first_token, first_row, share.first_part, share.end_part}.run(
+          plan, staged);
     });
     if (thread % 128 == 0) ptx::wait_stores();
   }
@@ -354,10 +385,11 @@ Division divide(const Problem& p) {
   const int64_t sms = gpu_num_sms(p.device.id);
   Division best = {};
   for (const int tokens : {128, 256}) {
+    const int max_splits = tokens == 256 ? Shape<256>::kMaxSplits : Shape<128>::kMaxSplits;
     if (tokens == 256 && w.groups > Shape<256>::kMaxGroups) continue;
     const int64_t tiles = ceil_div(w.strips, kStrips) * ceil_div(p.m, tokens);
     const double stage = tokens == 256 ? 2380 : 1200;
-    for (int splits = 1; splits <= kMaxSplits; ++splits) {
+    for (int splits = 1; splits <= max_splits; ++splits) {
       // Pairs of blocks find a place on all SMs, larger clusters leave about a tenth of them over.
       const int64_t places = splits <= 2 ? sms / splits : sms * 9 / 10 / splits;
       if (splits > 1 && (tiles > places || w.tiles < 2 * splits)) break;
@@ -386,13 +418,9 @@ Plan make_plan(const Problem& p, int splits) {
   const int room = kSmemOfBlock - kOthers - Smem::kBarrierBytes;
   plan.weight_slots = std::min(room / plan.weight_bytes, kMaxWeightSlots);
   plan.barriers = kOthers + plan.weight_slots * plan.weight_bytes;
-  if (splits > 1) {
-    const int64_t parts = S::kTokens + (splits - 1) * ceil_div(S::kTokens, splits);
-    plan.barriers = std::max(plan.barriers, static_cast<int32_t>(parts * kRows * 4));
-  }
   plan.smem_bytes = plan.barriers + Smem::kBarrierBytes;
-  const Matrix& y = p.out.y;
-  plan.stores_boxes = !p.out.is_quantized() && !p.residual && dtype_bytes(y.dtype) == 2 && has_boxes(y);
+  plan.stores_boxes = product::has_transposed_boxes(p.out, p.residual, p.is_gated());
+  plan.adds_boxes = plan.stores_boxes && p.residual;
   return plan;
 }
 
@@ -400,18 +428,14 @@ template <class S, qf_format Format, class T>
 void launch_shape(const Problem& p, float* staged, int splits, const Launch& launch) {
   const Plan plan = make_plan<S>(p, splits);
   const CUtensorMap x_map = row_boxes(p.x, kSlotTokens), w_map = linear::strip_boxes(p.strips, kStrips);
-  CUtensorMap y_map = {};
-  if (plan.stores_boxes) {
-    const int cols = p.is_gated() ? kGroupRows / 2 : kGroupRows;
-    y_map = tensor_map<2>(map_type(p.out.y.dtype), p.out.y.data, {p.n_out, p.m}, {p.out.y.row_stride * 2},
-                          {cols, kPartTokens},
-                          p.is_gated() ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
-  }
+  CUtensorMap y_map = {}, residual_map = {};
+  if (plan.stores_boxes) y_map = product::transposed_boxes(p.out.y, p.is_gated(), kPartTokens);
+  if (plan.adds_boxes) residual_map = product::transposed_boxes(p.residual, /*is_gated=*/false, kPartTokens);
   LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(kThreads),
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
   shape.cluster = static_cast<unsigned>(splits);
-  launch_kernel("linear_turns_sm90", kernel<S, Format, T>, shape, launch, p, x_map, w_map, y_map, plan,
-                staged);
+  launch_kernel("linear_turns_sm90", kernel<S, Format, T>, shape, launch, p, x_map, w_map, y_map,
+                residual_map, plan, staged);
 }
 
 void launch(const Problem& problem, const Launch& launch) {
