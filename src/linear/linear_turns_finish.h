@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What linear_turns_sm90 has of a tile, and how it becomes y: straight from registers, to which the blocks of
-// a cluster that split k have added their parts before. C is the kernel's consumer.
+// What linear_turns_sm90 has of a tile, and how it becomes y: straight from registers, to which other blocks'
+// shares of k have been added before. C is the kernel's consumer.
 #pragma once
 
 #include <cuda.h>
@@ -10,6 +10,7 @@
 
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
+#include "cuda/ptx/flag.h"
 #include "cuda/ptx/shared_memory.h"
 #include "linear/finish_unit.h"
 #include "linear/packed_strips.h"
@@ -48,6 +49,8 @@ struct Shape {
 struct Plan {
   int32_t row_blocks, token_blocks;  // tiles of y
   int32_t splits;                    // blocks of a cluster, which share a tile of y
+  int32_t whole_tiles;               // which a block, or a cluster, has to itself
+  int32_t shared_units;              // of the others: tiles of y by tiles of a strip
   int32_t weight_slots, weight_bytes;
   int32_t tile_pieces;  // of a tile of the weight, as its map has them
   int32_t grid;
@@ -189,7 +192,83 @@ struct Finisher {
   }
 };
 
-// ---- Blocks that split k ----
+// ---- Blocks that share a tile: their totals ----
+
+// Of a part of the tokens, as the threads have them: vectors of four numbers, [warp][vector][lane].
+constexpr int kVectors = kPartSums / 4, kWarpBytes = kVectors * 32 * 16,
+              kPartBytes = kConsumers * 4 * kWarpBytes;
+
+// Tiles that the blocks have no more of than all of them can have one: their units are dealt out evenly, so
+// that a tile's end may be the beginning of the next block's share. That block sends what it has of it, once,
+// through the workspace; the one that has the tile's beginning, and so comes to it last, adds in the order of
+// k what the following blocks have of it. A block waits for none that started after it: the shares are dealt
+// out from the last block to the first.
+struct SharedTiles {
+  // No sum has these bits, and a flag that was seen is cleared: a workspace need not be cleared before.
+  static constexpr uint64_t kIsThere = 0x7fa5c3e17fb1d2f3;
+  struct Flags {
+    uint64_t of_group[kConsumers];
+  };
+  int units, tiles_k;  // to be dealt out; of a tile
+  char* parts;         // [share] totals
+  Flags* flags;        // [share]
+
+  static __device__ int shares() { return static_cast<int>(gridDim.x); }
+  static __device__ int own_share() { return shares() - 1 - static_cast<int>(blockIdx.x); }
+  __device__ int first_unit(int share) const {
+    return units / shares() * share + min(share, units % shares());
+  }
+
+  template <class C>
+  __device__ float4* part_of(const C& consumer, int share, int part) const {
+    return reinterpret_cast<float4*>(parts + (int64_t{share} * C::kParts + part) * kPartBytes +
+                                     (consumer.group * 4 + consumer.warp) * kWarpBytes) +
+           consumer.lane;
+  }
+  template <class C>
+  __device__ __forceinline__ void send(const C& consumer) const {
+    const int share = own_share();
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+      float4* to = part_of(consumer, share, part);
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        const float* v = consumer.totals[part] + 4 * i;
+        __stcg(to + i * 32, float4{v[0], v[1], v[2], v[3]});
+      }
+    }
+    ptx::named_barrier_sync(kGroupBarrier + consumer.group, 128);
+    if (consumer.warp == 0 && consumer.lane == 0)
+      ptx::store_release(&flags[share].of_group[consumer.group], kIsThere);
+  }
+  // The `more` units of a tile that the next shares have.
+  template <class C>
+  __device__ __forceinline__ void receive(C& consumer, int more) const {
+    const int next = own_share() + 1, end_unit = first_unit(next) + more;
+#pragma unroll 1
+    for (int share = next; first_unit(share) < end_unit; ++share) {
+      if (consumer.warp == 0 && consumer.lane == 0) {
+        uint64_t* flag = &flags[share].of_group[consumer.group];
+        while (ptx::load_acquire(flag) != kIsThere) {
+        }
+        *flag = 0;
+      }
+      ptx::named_barrier_sync(kGroupBarrier + consumer.group, 128);
+#pragma unroll
+      for (int part = 0; part < C::kParts; ++part) {
+        const float4* from = part_of(consumer, share, part);
+        float4 theirs[kVectors];
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) theirs[i] = __ldcg(from + i * 32);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          float* v = consumer.totals[part] + 4 * i;
+          v[0] += theirs[i].x, v[1] += theirs[i].y, v[2] += theirs[i].z, v[3] += theirs[i].w;
+        }
+      }
+    }
+  }
+};
 
 // The blocks of a cluster have the same tile, of 128 tokens, and a share of k each. A part of the tokens
 // belongs to one of them; the others send it their totals, as their threads have them: the same threads there
@@ -197,9 +276,6 @@ struct Finisher {
 // next one, which may have the residual. All ranks are done with x before anything is sent.
 struct Exchange {
   static constexpr int kParts = kSlotParts;
-  // Of a part: what a thread has are vectors of four numbers, [warp][vector][lane].
-  static constexpr int kVectors = kPartSums / 4, kWarpBytes = kVectors * 32 * 16,
-                       kPartBytes = kConsumers * 4 * kWarpBytes;
   static_assert(kPartBytes == kSlotBytes && kMaxSplits + 1 <= kXSlots);
   const Smem& smem;
   int splits, rank;

@@ -16,8 +16,11 @@
 // time, into two sets of sums in turn: while one is scaled and added to the totals, the tensor cores make the
 // other.
 //
-// Blocks stay and take tile after tile. With few tiles of y the blocks of a cluster split k; each sends its
-// totals to the blocks that the tokens belong to, and they add them in the order of k.
+// Blocks stay and take tile after tile. The last of them are dealt out evenly along k, tile by tile:
+//   4 blocks, 5 tiles of 4 tiles of k:   0000 0111 1122 2223 3333
+// and who has a tile's beginning adds what the next block has of it. With few tiles of y the blocks of a
+// cluster split k; each sends its totals to the blocks that the tokens belong to. Sums are always added in
+// the order of k.
 //
 // The kernel before may still be running (programmatic dependent launch): until it has ended only the weight
 // is read.
@@ -42,42 +45,58 @@ constexpr int kTokenGroup = 1024;  // tokens whose x stays in L2 while the weigh
 
 // ---- The tiles of y ----
 
-struct Tile {
+// A tile of y, and of it tiles [first_k, end_k) of the strips.
+struct Segment {
   int row_block, token_block;
-};
-
-// Which tiles, and which tiles of a strip, are this block's.
-struct Share {
-  int first, step, tiles;
   int first_k, end_k;
-  int first_part, end_part;  // of the tokens of a tile: those that become y here
+  bool is_sent, has_more;  // its totals are; other blocks have more of the tile
+};
 
-  template <int kTokens, class Body>
-  __device__ __forceinline__ void each_tile(const Plan& plan, const Body& body) const {
-    constexpr int kGroup = kTokenGroup / kTokens;
-    const int per_group = kGroup * plan.row_blocks;
-    for (int index = first; index < tiles; index += step) {
-      const int first_block = index / per_group * kGroup, in_group = index % per_group;
-      const int tokens = min(plan.token_blocks - first_block, kGroup);
-      body(Tile{in_group / tokens, first_block + in_group % tokens});
+// What is this block's, segment after segment.
+template <class S>
+struct Share {
+  const Plan& plan;
+  int tiles_k;               // of a tile of y
+  int first_k, end_k;        // of whole tiles: of all of them the cluster's share that is this block's
+  int first_part, end_part;  // of the tokens of a tile: those that become y here
+  int tile, step;            // the next whole one, and from one to the next
+  int shared_tile, first_of_tile, units;  // the next of the others and where to begin in it; left of them
+
+  __device__ Share(const Plan& of, const Exchange& exchange, const SharedTiles& shared) : plan(of) {
+    const int own = exchange.own_part();
+    tiles_k = exchange.tiles;
+    first_k = exchange.first_k(exchange.rank), end_k = exchange.first_k(exchange.rank + 1);
+    first_part = plan.splits > 1 ? own : 0, end_part = plan.splits > 1 ? min(own + 1, S::kParts) : S::kParts;
+    tile = static_cast<int>(blockIdx.x) / plan.splits, step = static_cast<int>(gridDim.x) / plan.splits;
+    const int unit = shared.first_unit(SharedTiles::own_share());
+    shared_tile = plan.whole_tiles + unit / tiles_k, first_of_tile = unit % tiles_k;
+    units = shared.first_unit(SharedTiles::own_share() + 1) - unit;
+  }
+  __device__ bool next(Segment& segment) {
+    const bool is_whole = tile < plan.whole_tiles;
+    if (!is_whole && units == 0) return false;
+    const int end = min(tiles_k, first_of_tile + units);
+    segment = at(is_whole ? tile : shared_tile);
+    segment.first_k = is_whole ? first_k : first_of_tile;
+    segment.end_k = is_whole ? end_k : end;
+    segment.is_sent = is_whole ? first_part == end_part : first_of_tile > 0;
+    segment.has_more = !is_whole && end < tiles_k;
+    if (is_whole) {
+      tile += step;
+    } else {
+      units -= end - first_of_tile;
+      ++shared_tile, first_of_tile = 0;
     }
+    return true;
+  }
+  __device__ Segment at(int index) const {
+    constexpr int kGroup = kTokenGroup / S::kTokens;
+    const int per_group = kGroup * plan.row_blocks;
+    const int first_block = index / per_group * kGroup, in_group = index % per_group;
+    const int tokens = min(plan.token_blocks - first_block, kGroup);
+    return {in_group / tokens, first_block + in_group % tokens, 0, 0, false, false};
   }
 };
-template <class S>
-__device__ Share share_of(const Plan& plan, const Exchange& exchange) {
-  Share share = {static_cast<int>(blockIdx.x) / plan.splits,
-                 static_cast<int>(gridDim.x) / plan.splits,
-                 plan.row_blocks * plan.token_blocks,
-                 exchange.first_k(exchange.rank),
-                 exchange.first_k(exchange.rank + 1),
-                 0,
-                 S::kParts};
-  if (plan.splits > 1) {
-    share.first_part = exchange.own_part();
-    share.end_part = min(share.first_part + 1, S::kParts);
-  }
-  return share;
-}
 
 // ---- The producer: one thread ----
 
@@ -88,13 +107,13 @@ struct Producer {
   const CUtensorMap &x_map, &w_map, &residual_map;
   const Smem& smem;
 
-  __device__ void copy_weight(const Tile& tile, int k, int slot, uint64_t policy) const {
+  __device__ void copy_weight(const Segment& tile, int k, int slot, uint64_t policy) const {
     const uint32_t full = smem.weight_full + 8 * slot;
     ptx::barrier_expect(full, kStrips * p.strips.layout.tile_bytes);
     ptx::box_copy(smem.weight + slot * plan.weight_bytes, w_map, 0, k * plan.tile_pieces,
                   tile.row_block * kStrips, full, policy);
   }
-  __device__ void copy_x(const Tile& tile, int k, int half, int slot) const {
+  __device__ void copy_x(const Segment& tile, int k, int half, int slot) const {
     const int column = k * StripLayout::kCols, row = tile.token_block * S::kTokens + half * kSlotTokens;
     const uint32_t to = smem.x + slot * kSlotBytes, full = smem.x_full + 8 * slot;
     ptx::barrier_expect(full, kSlotBytes);
@@ -102,7 +121,7 @@ struct Producer {
     ptx::box_copy(to + kBoxBytes, x_map, column + kBoxCols, row, full);
   }
   // Behind the tile's last x: in a place of x as much as y has of its tokens.
-  __device__ void copy_residual(const Tile& tile, int half, int slot) const {
+  __device__ void copy_residual(const Segment& tile, int half, int slot) const {
     const uint32_t full = smem.x_full + 8 * slot;
     ptx::barrier_expect(full, kSlotBytes);
     for (int group = 0; group < kConsumers; ++group) {
@@ -112,17 +131,17 @@ struct Producer {
                       tile.token_block * S::kTokens + half * kSlotTokens + part * kPartTokens, full);
     }
   }
-  __device__ void run(const Share& share) const {
+  __device__ void run(Share<S> share) const {
     const uint64_t policy = plan.token_blocks == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
-    const int early = min(plan.weight_slots, share.end_k - share.first_k);
-    int done = 0;
+    int done = 0, early = 0;
     Cursor x, weight;
-    share.each_tile<S::kTokens>(plan, [&](const Tile& tile) {
+    for (Segment tile; share.next(tile);) {
       if (done == 0) {  // the weight's part of the first round does not wait for the kernel before
-        for (int i = 0; i < early; ++i) copy_weight(tile, share.first_k + i, i, policy);
+        early = min(plan.weight_slots, tile.end_k - tile.first_k);
+        for (int i = 0; i < early; ++i) copy_weight(tile, tile.first_k + i, i, policy);
         ptx::wait_for_previous_kernel();
       }
-      for (int k = share.first_k; k < share.end_k; ++k, weight.advance(plan.weight_slots)) {
+      for (int k = tile.first_k; k < tile.end_k; ++k, weight.advance(plan.weight_slots)) {
         if (done++ >= early) {
           ptx::barrier_wait(smem.weight_empty + 8 * weight.at, weight.parity ^ 1);
           copy_weight(tile, k, weight.at, policy);
@@ -133,12 +152,12 @@ struct Producer {
           copy_x(tile, k, half, x.at);
         }
       }
-      if (!plan.adds_boxes || share.first_part == share.end_part) return;
+      if (!plan.adds_boxes || tile.is_sent) continue;
       for (int half = 0; half < S::kSlots; ++half, x.advance(kXSlots)) {
         ptx::barrier_wait(smem.x_empty + 8 * x.at, x.parity ^ 1);
         copy_residual(tile, half, x.at);
       }
-    });
+    }
   }
 };
 
@@ -289,14 +308,17 @@ template <class S, qf_format Format, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map,
            const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map,
-           const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ Plan plan,
-           float* staged) {
+           const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ Plan plan, float* staged,
+           char* parts) {
   using C = Consumer<S, Format, T>;
   extern __shared__ __align__(1024) char shared[];
   const Smem smem(plan, shared);
   const Exchange exchange = {smem, plan.splits, static_cast<int>(ptx::cluster_rank()),
                              static_cast<int>(p.strips.layout.tiles)};
-  const Share share = share_of<S>(plan, exchange);
+  const SharedTiles shared_tiles = {
+      plan.shared_units, exchange.tiles, parts,
+      reinterpret_cast<SharedTiles::Flags*>(parts + int64_t{gridDim.x} * S::kParts * kPartBytes)};
+  Share<S> share(plan, exchange, shared_tiles);
   const bool is_split = S::kMaxSplits > 1 && plan.splits > 1;
   const int thread = static_cast<int>(threadIdx.x);
   ptx::allow_next_kernel();
@@ -337,18 +359,27 @@ __global__ void __launch_bounds__(kThreads, 1)
                   {},
                   {}};
     ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
-    const int count = share.end_k - share.first_k;
-    share.each_tile<S::kTokens>(plan, [&](const Tile& tile) {
-      consumer.multiply(count);
+    for (Segment tile; share.next(tile);) {
+      consumer.multiply(tile.end_k - tile.first_k);
       ptx::hide(consumer.lane);  // or addresses of the epilogue would be kept in registers meanwhile
-      const int64_t first_token = int64_t{tile.token_block} * S::kTokens,
-                    first_row = int64_t{tile.row_block} * kRows;
       if constexpr (S::kMaxSplits > 1) {
         if (is_split) exchange.run(consumer);
       }
-      Finisher<C>{p, y_map, smem, consumer, first_token, first_row, share.first_part, share.end_part}.run(
-          plan, staged);
-    });
+      if (!is_split && tile.is_sent) {
+        shared_tiles.send(consumer);
+      } else {
+        if (tile.has_more) shared_tiles.receive(consumer, share.tiles_k - tile.end_k);
+        Finisher<C>{p,
+                    y_map,
+                    smem,
+                    consumer,
+                    int64_t{tile.token_block} * S::kTokens,
+                    int64_t{tile.row_block} * kRows,
+                    share.first_part,
+                    share.end_part}
+            .run(plan, staged);
+      }
+    }
     if (thread % 128 == 0) ptx::wait_stores();
   }
   // No block leaves while another may still read or write what it has.
@@ -378,40 +409,58 @@ Verdict accepts(const Problem& p) {
 // higher.
 struct Division {
   int tokens, splits;
+  int64_t whole_tiles;  // the others are shared
   double cycles;
 };
+int64_t tiles_of(const Problem& p, int tokens) {
+  return ceil_div(p.strips.layout.strips, kStrips) * ceil_div(p.m, tokens);
+}
 Division divide(const Problem& p) {
   const StripLayout& w = p.strips.layout;
   const int64_t sms = gpu_num_sms(p.device.id);
   Division best = {};
+  const auto consider = [&](const Division& division) {
+    if (best.tokens == 0 || division.cycles < best.cycles) best = division;
+  };
   for (const int tokens : {128, 256}) {
-    const int max_splits = tokens == 256 ? Shape<256>::kMaxSplits : Shape<128>::kMaxSplits;
     if (tokens == 256 && w.groups > Shape<256>::kMaxGroups) continue;
-    const int64_t tiles = ceil_div(w.strips, kStrips) * ceil_div(p.m, tokens);
-    const double stage = tokens == 256 ? 2380 : 1200;
+    const int max_splits = tokens == 256 ? Shape<256>::kMaxSplits : Shape<128>::kMaxSplits;
+    const int64_t tiles = tiles_of(p, tokens);
+    const double stage = tokens == 256 ? 2380 : 1200, end = 400 + 14 * tokens;
+    const auto k_tiles = static_cast<double>(w.tiles);
     for (int splits = 1; splits <= max_splits; ++splits) {
       // Pairs of blocks find a place on all SMs, larger clusters leave about a tenth of them over.
       const int64_t places = splits <= 2 ? sms / splits : sms * 9 / 10 / splits;
       if (splits > 1 && (tiles > places || w.tiles < 2 * splits)) break;
-      const double end = splits > 1 ? 3000 + 20 * tokens : 400 + 14 * tokens;
       const auto waves = static_cast<double>(ceil_div(tiles, places));
-      const double cycles = waves * (static_cast<double>(ceil_div(w.tiles, splits)) * stage + end);
-      if (best.tokens == 0 || cycles < best.cycles) best = {tokens, splits, cycles};
+      const double stages = static_cast<double>(ceil_div(w.tiles, splits)) * stage;
+      consider({tokens, splits, tiles, waves * (stages + (splits > 1 ? 3000 + 10 * tokens : end))});
     }
+    // All but the last one or two rounds are of whole tiles. Who ends a tile waits for what others sent.
+    const int64_t rounds = std::max<int64_t>(tiles / sms - 1, 0), shared = tiles - rounds * sms;
+    const int64_t units = ceil_div(shared * w.tiles, sms);
+    if (tiles % sms == 0 || shared * w.tiles >= 1 << 30 || units < 4) continue;
+    const double exchanges = 1 + static_cast<double>(ceil_div(w.tiles, units));
+    consider({tokens, 1, rounds * sms,
+              static_cast<double>(rounds) * (k_tiles * stage + end) + static_cast<double>(units) * stage +
+                  static_cast<double>(ceil_div(shared, sms)) * end + exchanges * (700 + 8 * tokens)});
   }
   return best;
 }
 
 template <class S>
-Plan make_plan(const Problem& p, int splits) {
+Plan make_plan(const Problem& p, const Division& division) {
   constexpr int kSmemOfBlock = 227 * 1024;
   const StripLayout& w = p.strips.layout;
   Plan plan = {};
   plan.row_blocks = static_cast<int32_t>(ceil_div(w.strips, kStrips));
   plan.token_blocks = static_cast<int32_t>(ceil_div(p.m, S::kTokens));
-  plan.splits = splits;
-  const int64_t tiles = int64_t{plan.row_blocks} * plan.token_blocks;
-  plan.grid = static_cast<int32_t>(std::min<int64_t>(tiles, gpu_num_sms(p.device.id) / splits) * splits);
+  plan.splits = division.splits;
+  plan.whole_tiles = static_cast<int32_t>(division.whole_tiles);
+  const int64_t tiles = int64_t{plan.row_blocks} * plan.token_blocks, shared = tiles - division.whole_tiles;
+  plan.shared_units = static_cast<int32_t>(shared * w.tiles);
+  const int64_t places = gpu_num_sms(p.device.id) / plan.splits;
+  plan.grid = static_cast<int32_t>((shared > 0 ? places : std::min(tiles, places)) * plan.splits);
   plan.tile_pieces = linear::tile_pieces(w);
   plan.weight_bytes = static_cast<int32_t>(round_up(kStrips * w.tile_bytes, 128));
   constexpr int kOthers = kXSlots * kSlotBytes + kConsumers * kStagedBytes;
@@ -424,18 +473,28 @@ Plan make_plan(const Problem& p, int splits) {
   return plan;
 }
 
+size_t workspace_bytes(const Problem& p) {
+  const size_t others = linear::canonical_workspace_bytes(p);
+  const Division division = divide(p);
+  if (division.whole_tiles == tiles_of(p, division.tokens)) return others;
+  const int parts = division.tokens / kPartTokens;
+  return others + static_cast<size_t>(gpu_num_sms(p.device.id)) *
+                      (static_cast<size_t>(parts) * kPartBytes + sizeof(SharedTiles::Flags));
+}
+
 template <class S, qf_format Format, class T>
-void launch_shape(const Problem& p, float* staged, int splits, const Launch& launch) {
-  const Plan plan = make_plan<S>(p, splits);
+void launch_shape(const Problem& p, float* staged, const Division& division, const Launch& launch) {
+  const Plan plan = make_plan<S>(p, division);
   const CUtensorMap x_map = row_boxes(p.x, kSlotTokens), w_map = linear::strip_boxes(p.strips, kStrips);
   CUtensorMap y_map = {}, residual_map = {};
   if (plan.stores_boxes) y_map = product::transposed_boxes(p.out.y, p.is_gated(), kPartTokens);
   if (plan.adds_boxes) residual_map = product::transposed_boxes(p.residual, /*is_gated=*/false, kPartTokens);
   LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(kThreads),
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
-  shape.cluster = static_cast<unsigned>(splits);
+  shape.cluster = static_cast<unsigned>(plan.splits);
+  char* parts = static_cast<char*>(launch.workspace) + linear::plan_canonical(p).total_bytes;
   launch_kernel("linear_turns_sm90", kernel<S, Format, T>, shape, launch, p, x_map, w_map, y_map,
-                residual_map, plan, staged);
+                residual_map, plan, staged, parts);
 }
 
 void launch(const Problem& problem, const Launch& launch) {
@@ -445,7 +504,7 @@ void launch(const Problem& problem, const Launch& launch) {
         using T = std::conditional_t<is_bf16.value, bf16, f16>;
         const Division division = divide(p);
         choose_value<128, 256>(division.tokens, [&](auto tokens) {
-          launch_shape<Shape<tokens.value>, format.value, T>(p, staged, division.splits, launch);
+          launch_shape<Shape<tokens.value>, format.value, T>(p, staged, division, launch);
         });
       });
     });
@@ -454,7 +513,6 @@ void launch(const Problem& problem, const Launch& launch) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_turns_sm90", Target::sm90, accepts,
-                                      linear::canonical_workspace_bytes, launch};
+extern const Kernel<Problem> entry = {"linear_turns_sm90", Target::sm90, accepts, workspace_bytes, launch};
 
 }  // namespace quantfuse::linear_turns_sm90
