@@ -31,29 +31,30 @@ constexpr int kBoxCols = 64;  // 128 bytes: what a swizzled row has
 constexpr int kSlotTokens = 128, kBoxBytes = kSlotTokens * kBoxCols * 2, kSlotBytes = 2 * kBoxBytes;
 constexpr int kPartTokens = 64, kPartSums = kPartTokens / 2;  // sums of a thread
 constexpr int kSlotParts = kSlotTokens / kPartTokens;
+constexpr int kMaxSplits = 4;
 constexpr int kXSlots = 5, kMaxWeightSlots = 6;
 constexpr int kStagedBytes = kPartTokens * kGroupRows * 2;  // of y, a warpgroup
-constexpr int kMaxSplits = 4;
-constexpr int kGroupBarrier = 1, kAllBarrier = 3;  // named barriers: the warpgroups', and of both
+// Named barriers: the warpgroups', of both, and for totals that have been written.
+constexpr int kGroupBarrier = 1, kAllBarrier = 3, kWrittenBarrier = 4;
 
 template <int kTokens_>
 struct Shape {
   static constexpr int kTokens = kTokens_, kSlots = kTokens / kSlotTokens, kParts = kTokens / kPartTokens;
   // Of a tile. With more of them there are not enough registers for 256 tokens.
   static constexpr int kMaxGroups = kTokens > 128 ? 1 : 4;
-  // Blocks of a cluster, which share a tile: half the tokens for half as many of them is as much work.
+  // Blocks of a cluster, which share a tile. What else they do leaves too few registers for 256 tokens.
   static constexpr int kMaxSplits = kTokens > 128 ? 1 : linear_turns_sm90::kMaxSplits;
 };
 
 // How a call is laid out on the GPU.
 struct Plan {
   int32_t row_blocks, token_blocks;  // tiles of y
-  int32_t splits;                    // blocks of a cluster, which share a tile of y
+  int32_t splits, clusters;          // blocks of a cluster, which share a tile of y; clusters
+  int32_t first_k[kMaxSplits + 1];   // where their shares begin, in tiles of a strip, and the last one ends
   int32_t whole_tiles;               // which a block, or a cluster, has to itself
   int32_t shared_units;              // of the others: tiles of y by tiles of a strip
   int32_t weight_slots, weight_bytes;
-  int32_t tile_pieces;  // of a tile of the weight, as its map has them
-  int32_t grid;
+  int32_t tile_pieces;            // of a tile of the weight, as its map has them
   int32_t barriers, smem_bytes;   // where the barriers are; of all
   bool stores_boxes, adds_boxes;  // of y; of a residual too, which come through the ring of x
 };
@@ -197,116 +198,134 @@ struct Finisher {
 // Of a part of the tokens, as the threads have them: vectors of four numbers, [warp][vector][lane].
 constexpr int kVectors = kPartSums / 4, kWarpBytes = kVectors * 32 * 16,
               kPartBytes = kConsumers * 4 * kWarpBytes;
+static_assert(kPartBytes == kSlotBytes);
 
-// Tiles that the blocks have no more of than all of them can have one: their units are dealt out evenly, so
-// that a tile's end may be the beginning of the next block's share. That block sends what it has of it, once,
-// through the workspace; the one that has the tile's beginning, and so comes to it last, adds in the order of
-// k what the following blocks have of it. A block waits for none that started after it: the shares are dealt
-// out from the last block to the first.
+// Adds what a place of x has of a part.
+template <class C>
+__device__ __forceinline__ void add_vectors(const C& consumer, uint32_t place, float (&v)[kPartSums]) {
+  const uint32_t from = place + (consumer.group * 4 + consumer.warp) * kWarpBytes + consumer.lane * 16;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const uint4 more = ptx::load_shared16(from + i * 512);
+    v[4 * i] += __uint_as_float(more.x), v[4 * i + 1] += __uint_as_float(more.y);
+    v[4 * i + 2] += __uint_as_float(more.z), v[4 * i + 3] += __uint_as_float(more.w);
+  }
+}
+
+// Tiles of which there are fewer than two for every block: their units are dealt out evenly, so that a tile's
+// end may be the beginning of the next block's share. That block writes what it has of it to the workspace;
+// the one that has the tile's beginning, and so comes to it last, gets through the ring of x what the
+// following ones have of it, and adds it in the order of k. A block waits for none that started after it: the
+// shares are dealt out from the last block to the first.
 struct SharedTiles {
   // No sum has these bits, and a flag that was seen is cleared: a workspace need not be cleared before.
   static constexpr uint64_t kIsThere = 0x7fa5c3e17fb1d2f3;
-  struct Flags {
-    uint64_t of_group[kConsumers];
-  };
   int units, tiles_k;  // to be dealt out; of a tile
-  char* parts;         // [share] totals
-  Flags* flags;        // [share]
+  char* totals;        // [share][part]
+  uint64_t* flags;     // [share]
 
   static __device__ int shares() { return static_cast<int>(gridDim.x); }
   static __device__ int own_share() { return shares() - 1 - static_cast<int>(blockIdx.x); }
   __device__ int first_unit(int share) const {
     return units / shares() * share + min(share, units % shares());
   }
+  // body(share) for those that have the last `more` units of the tile in which this block's share ends.
+  template <class Body>
+  __device__ __forceinline__ void each_following(int more, const Body& body) const {
+    const int next = own_share() + 1, end_unit = first_unit(next) + more;
+#pragma unroll 1
+    for (int share = next; first_unit(share) < end_unit; ++share) body(share);
+  }
 
   template <class C>
-  __device__ float4* part_of(const C& consumer, int share, int part) const {
-    return reinterpret_cast<float4*>(parts + (int64_t{share} * C::kParts + part) * kPartBytes +
-                                     (consumer.group * 4 + consumer.warp) * kWarpBytes) +
-           consumer.lane;
-  }
-  template <class C>
-  __device__ __forceinline__ void send(const C& consumer) const {
-    const int share = own_share();
+  __device__ __forceinline__ void write(const C& consumer) const {
+    float4* to = reinterpret_cast<float4*>(totals + int64_t{own_share()} * C::kParts * kPartBytes +
+                                           (consumer.group * 4 + consumer.warp) * kWarpBytes) +
+                 consumer.lane;
 #pragma unroll
     for (int part = 0; part < C::kParts; ++part) {
-      float4* to = part_of(consumer, share, part);
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         const float* v = consumer.totals[part] + 4 * i;
-        __stcg(to + i * 32, float4{v[0], v[1], v[2], v[3]});
+        __stcg(to + part * (kPartBytes / 16) + i * 32, float4{v[0], v[1], v[2], v[3]});
       }
     }
-    ptx::named_barrier_sync(kGroupBarrier + consumer.group, 128);
-    if (consumer.warp == 0 && consumer.lane == 0)
-      ptx::store_release(&flags[share].of_group[consumer.group], kIsThere);
+    ptx::named_barrier_arrive(kWrittenBarrier, kConsumerThreads + 32);
   }
-  // The `more` units of a tile that the next shares have.
+  // By a warp that has nothing else to do: until what was written is there for others takes a while.
+  __device__ void tell(int lane) const {
+    ptx::named_barrier_sync(kWrittenBarrier, kConsumerThreads + 32);
+    if (lane == 0) ptx::store_release(&flags[own_share()], kIsThere);
+  }
+  __device__ void wait_for(int share) const {
+    while (ptx::load_acquire(&flags[share]) != kIsThere) {
+    }
+    flags[share] = 0;
+    ptx::copy_fence();  // what follows is read by the copy engine
+  }
   template <class C>
-  __device__ __forceinline__ void receive(C& consumer, int more) const {
-    const int next = own_share() + 1, end_unit = first_unit(next) + more;
-#pragma unroll 1
-    for (int share = next; first_unit(share) < end_unit; ++share) {
-      if (consumer.warp == 0 && consumer.lane == 0) {
-        uint64_t* flag = &flags[share].of_group[consumer.group];
-        while (ptx::load_acquire(flag) != kIsThere) {
-        }
-        *flag = 0;
-      }
-      ptx::named_barrier_sync(kGroupBarrier + consumer.group, 128);
+  __device__ __forceinline__ void add(C& consumer, int more) const {
+    each_following(more, [&](int) {
 #pragma unroll
       for (int part = 0; part < C::kParts; ++part) {
-        const float4* from = part_of(consumer, share, part);
-        float4 theirs[kVectors];
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) theirs[i] = __ldcg(from + i * 32);
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-          float* v = consumer.totals[part] + 4 * i;
-          v[0] += theirs[i].x, v[1] += theirs[i].y, v[2] += theirs[i].z, v[3] += theirs[i].w;
-        }
+        const uint32_t slot = consumer.take_x();
+        add_vectors(consumer, consumer.smem.x + slot * kSlotBytes, consumer.totals[part]);
+        __syncwarp();
+        consumer.give_back_x(slot);
       }
-    }
+    });
   }
 };
 
-// The blocks of a cluster have the same tile, of 128 tokens, and a share of k each. A part of the tokens
-// belongs to one of them; the others send it their totals, as their threads have them: the same threads there
-// add them to their own, in the order of k. What is sent, and the inbox, are in the places of x but for the
-// next one, which may have the residual. All ranks are done with x before anything is sent.
+// The blocks of a cluster have the same tile, and a share of k each. A part of the tokens belongs to one of
+// them; the others send it their totals, as their threads have them: the same threads there add them up, in
+// the order of k. What is sent, and the inbox, are in the places of x but for the next one, which may have
+// the residual. All ranks are done with x before anything is sent.
+template <class S>
 struct Exchange {
-  static constexpr int kParts = kSlotParts;
-  static_assert(kPartBytes == kSlotBytes && kMaxSplits + 1 <= kXSlots);
+  static constexpr int kParts = S::kParts;
+  const Plan& plan;
   const Smem& smem;
-  int splits, rank;
-  int tiles;  // of a strip
 
-  __device__ int first_k(int of) const { return tiles * of / splits; }
-  __device__ int owner(int part) const { return part * splits / kParts; }
-  // The part that is this block's, or kParts.
-  __device__ int own_part() const {
-    int own = kParts;
+  // Parts [first_part(rank), first_part(rank + 1)) are a rank's: of more ranks than parts there may be none.
+  __device__ int owner(int part) const { return part * plan.splits / kParts; }
+  __device__ int first_part(int rank) const {
+    int first = 0;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) own = owner(part) == rank ? part : own;
-    return own;
+    for (int part = 0; part < kParts; ++part) first += owner(part) < rank ? 1 : 0;
+    return first;
   }
-  __device__ uint32_t place(int of, int i) const {
-    return smem.x + (first_k(of + 1) - first_k(of) + 1 + i) % kXSlots * kSlotBytes;
+  __device__ int parts(int rank) const { return first_part(rank + 1) - first_part(rank); }
+
+  __device__ uint32_t place(int rank, int i) const {
+    const int used = (plan.first_k[rank + 1] - plan.first_k[rank]) * S::kSlots;
+    return smem.x + (used + 1 + i) % kXSlots * kSlotBytes;
   }
-  __device__ uint32_t inbox(int of, int from) const { return place(of, from - (from > of ? 1 : 0)); }
+  __device__ uint32_t inbox(int part, int from) const {
+    const int of = owner(part);
+    return place(of, (part - first_part(of)) * (plan.splits - 1) + from - (from > of ? 1 : 0));
+  }
+  // Behind the inbox, those that are not the rank's own.
+  __device__ uint32_t outbox(int rank, int part) const {
+    const int own = parts(rank);
+    return place(rank, own * (plan.splits - 1) + (part < first_part(rank) ? part : part - own));
+  }
   // By one thread, before any rank sends.
-  __device__ void expect() const { ptx::barrier_expect(smem.arrived, (splits - 1) * kPartBytes); }
+  __device__ void expect() const {
+    const int own = parts(static_cast<int>(ptx::cluster_rank()));
+    ptx::barrier_expect(smem.arrived, own * (plan.splits - 1) * kPartBytes);
+  }
 
   template <class C>
   __device__ __forceinline__ void run(C& consumer) const {
-    const int own = own_part(), lane = consumer.lane;
+    const int lane = consumer.lane, rank = static_cast<int>(ptx::cluster_rank());
     const uint32_t of_warp = (consumer.group * 4 + consumer.warp) * kWarpBytes;
     ptx::named_barrier_sync<kAllBarrier, kConsumerThreads>();  // both are done with x
     ptx::cluster_arrive();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if (part == own) continue;
-      const uint32_t to = outbox(own, part) + of_warp + lane * 16;
+      if (owner(part) == rank) continue;
+      const uint32_t to = outbox(rank, part) + of_warp + lane * 16;
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         const float* v = consumer.totals[part] + 4 * i;
@@ -319,41 +338,30 @@ struct Exchange {
     ptx::cluster_wait();
     if (lane == 0) {
       for (int part = 0; part < kParts; ++part) {
-        if (part == own) continue;
-        const int to = owner(part);
-        ptx::copy_to_block(inbox(to, rank) + of_warp, outbox(own, part) + of_warp, kWarpBytes, smem.arrived,
-                           to);
+        if (owner(part) != rank)
+          ptx::copy_to_block(inbox(part, rank) + of_warp, outbox(rank, part) + of_warp, kWarpBytes,
+                             smem.arrived, owner(part));
       }
     }
-    if (own == kParts) return;
+    if (parts(rank) == 0) return;
     ptx::barrier_wait(smem.arrived, 0);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if (part != own) continue;
+      if (owner(part) != rank) continue;
+      float sums[kPartSums] = {};
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        float sum[4] = {};
+      for (int from = 0; from < S::kMaxSplits; ++from) {
+        if (from >= plan.splits) break;
+        if (from != rank) {
+          add_vectors(consumer, inbox(part, from), sums);
+        } else {
 #pragma unroll
-        for (int from = 0; from < kMaxSplits; ++from) {
-          if (from >= splits) break;
-          float* mine = consumer.totals[part] + 4 * i;
-          float more[4] = {mine[0], mine[1], mine[2], mine[3]};
-          if (from != rank) {
-            const uint4 bits = ptx::load_shared16(inbox(rank, from) + of_warp + i * 512 + lane * 16);
-            more[0] = __uint_as_float(bits.x), more[1] = __uint_as_float(bits.y);
-            more[2] = __uint_as_float(bits.z), more[3] = __uint_as_float(bits.w);
-          }
-#pragma unroll
-          for (int j = 0; j < 4; ++j) sum[j] += more[j];
+          for (int i = 0; i < kPartSums; ++i) sums[i] += consumer.totals[part][i];
         }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) consumer.totals[part][4 * i + j] = sum[j];
       }
+#pragma unroll
+      for (int i = 0; i < kPartSums; ++i) consumer.totals[part][i] = sums[i];
     }
-  }
-  // Behind the inbox, if there is one.
-  __device__ uint32_t outbox(int own, int part) const {
-    return place(rank, own == kParts ? part : splits - 1);
   }
 };
 

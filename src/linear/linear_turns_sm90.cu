@@ -49,52 +49,52 @@ constexpr int kTokenGroup = 1024;  // tokens whose x stays in L2 while the weigh
 struct Segment {
   int row_block, token_block;
   int first_k, end_k;
-  bool is_sent, has_more;  // its totals are; other blocks have more of the tile
+  int more;      // tiles of the strips behind end_k, which the next blocks have
+  bool is_sent;  // its totals are: other blocks end the tile
 };
 
-// What is this block's, segment after segment.
+// What is this block's, segment after segment. Consumers keep it while they multiply: it has no more than it
+// needs.
 template <class S>
 struct Share {
   const Plan& plan;
-  int tiles_k;               // of a tile of y
-  int first_k, end_k;        // of whole tiles: of all of them the cluster's share that is this block's
-  int first_part, end_part;  // of the tokens of a tile: those that become y here
-  int tile, step;            // the next whole one, and from one to the next
+  const Exchange<S>& exchange;
+  const SharedTiles& shared;
+  int tile = static_cast<int>(blockIdx.x) / plan.splits;  // the next whole one
   int shared_tile, first_of_tile, units;  // the next of the others and where to begin in it; left of them
 
-  __device__ Share(const Plan& of, const Exchange& exchange, const SharedTiles& shared) : plan(of) {
-    const int own = exchange.own_part();
-    tiles_k = exchange.tiles;
-    first_k = exchange.first_k(exchange.rank), end_k = exchange.first_k(exchange.rank + 1);
-    first_part = plan.splits > 1 ? own : 0, end_part = plan.splits > 1 ? min(own + 1, S::kParts) : S::kParts;
-    tile = static_cast<int>(blockIdx.x) / plan.splits, step = static_cast<int>(gridDim.x) / plan.splits;
+  __device__ Share(const Plan& p, const Exchange<S>& e, const SharedTiles& s)
+      : plan(p), exchange(e), shared(s) {
     const int unit = shared.first_unit(SharedTiles::own_share());
-    shared_tile = plan.whole_tiles + unit / tiles_k, first_of_tile = unit % tiles_k;
+    shared_tile = plan.whole_tiles + unit / shared.tiles_k, first_of_tile = unit % shared.tiles_k;
     units = shared.first_unit(SharedTiles::own_share() + 1) - unit;
   }
   __device__ bool next(Segment& segment) {
     const bool is_whole = tile < plan.whole_tiles;
     if (!is_whole && units == 0) return false;
-    const int end = min(tiles_k, first_of_tile + units);
+    const int rank = static_cast<int>(ptx::cluster_rank());
+    const int end = min(shared.tiles_k, first_of_tile + units);
     segment = at(is_whole ? tile : shared_tile);
-    segment.first_k = is_whole ? first_k : first_of_tile;
-    segment.end_k = is_whole ? end_k : end;
-    segment.is_sent = is_whole ? first_part == end_part : first_of_tile > 0;
-    segment.has_more = !is_whole && end < tiles_k;
+    segment.first_k = is_whole ? plan.first_k[rank] : first_of_tile;
+    segment.end_k = is_whole ? plan.first_k[rank + 1] : end;
+    segment.is_sent = is_whole ? exchange.parts(rank) == 0 : first_of_tile > 0;
+    segment.more = is_whole ? 0 : shared.tiles_k - end;
     if (is_whole) {
-      tile += step;
+      tile += plan.clusters;
     } else {
       units -= end - first_of_tile;
       ++shared_tile, first_of_tile = 0;
     }
     return true;
   }
+  // Before anything was taken: whether a tile's beginning is another block's.
+  __device__ bool begins_within_tile() const { return units > 0 && first_of_tile > 0; }
   __device__ Segment at(int index) const {
     constexpr int kGroup = kTokenGroup / S::kTokens;
     const int per_group = kGroup * plan.row_blocks;
     const int first_block = index / per_group * kGroup, in_group = index % per_group;
     const int tokens = min(plan.token_blocks - first_block, kGroup);
-    return {in_group / tokens, first_block + in_group % tokens, 0, 0, false, false};
+    return {in_group / tokens, first_block + in_group % tokens, 0, 0, 0, false};
   }
 };
 
@@ -106,6 +106,8 @@ struct Producer {
   const Plan& plan;
   const CUtensorMap &x_map, &w_map, &residual_map;
   const Smem& smem;
+  const Exchange<S>& exchange;
+  const SharedTiles& shared_tiles;
 
   __device__ void copy_weight(const Segment& tile, int k, int slot, uint64_t policy) const {
     const uint32_t full = smem.weight_full + 8 * slot;
@@ -120,7 +122,15 @@ struct Producer {
     ptx::box_copy(to, x_map, column, row, full);
     ptx::box_copy(to + kBoxBytes, x_map, column + kBoxCols, row, full);
   }
-  // Behind the tile's last x: in a place of x as much as y has of its tokens.
+  // Behind the tile's last x: what another block has of a part.
+  __device__ void copy_totals(int share, int part, int slot, uint64_t policy) const {
+    const uint32_t full = smem.x_full + 8 * slot;
+    ptx::barrier_expect(full, kPartBytes);
+    ptx::bulk_copy(smem.x + slot * kSlotBytes,
+                   shared_tiles.totals + (int64_t{share} * S::kParts + part) * kPartBytes, kPartBytes, full,
+                   policy);
+  }
+  // And then the residual: in a place of x as much as y has of its tokens.
   __device__ void copy_residual(const Segment& tile, int half, int slot) const {
     const uint32_t full = smem.x_full + 8 * slot;
     ptx::barrier_expect(full, kSlotBytes);
@@ -152,8 +162,18 @@ struct Producer {
           copy_x(tile, k, half, x.at);
         }
       }
-      if (!plan.adds_boxes || tile.is_sent) continue;
-      for (int half = 0; half < S::kSlots; ++half, x.advance(kXSlots)) {
+      if (tile.is_sent) continue;
+      shared_tiles.each_following(tile.more, [&](int from) {
+        shared_tiles.wait_for(from);
+        for (int part = 0; part < S::kParts; ++part, x.advance(kXSlots)) {
+          ptx::barrier_wait(smem.x_empty + 8 * x.at, x.parity ^ 1);
+          copy_totals(from, part, x.at, policy);
+        }
+      });
+      if (!plan.adds_boxes) continue;
+      const int rank = static_cast<int>(ptx::cluster_rank()), end_part = exchange.first_part(rank + 1);
+      for (int half = exchange.first_part(rank) / kSlotParts; half * kSlotParts < end_part;
+           ++half, x.advance(kXSlots)) {
         ptx::barrier_wait(smem.x_empty + 8 * x.at, x.parity ^ 1);
         copy_residual(tile, half, x.at);
       }
@@ -309,17 +329,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map,
            const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map,
            const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ Plan plan, float* staged,
-           char* parts) {
+           char* totals) {
   using C = Consumer<S, Format, T>;
   extern __shared__ __align__(1024) char shared[];
   const Smem smem(plan, shared);
-  const Exchange exchange = {smem, plan.splits, static_cast<int>(ptx::cluster_rank()),
-                             static_cast<int>(p.strips.layout.tiles)};
+  const Exchange<S> exchange = {plan, smem};
   const SharedTiles shared_tiles = {
-      plan.shared_units, exchange.tiles, parts,
-      reinterpret_cast<SharedTiles::Flags*>(parts + int64_t{gridDim.x} * S::kParts * kPartBytes)};
+      plan.shared_units, static_cast<int>(p.strips.layout.tiles), totals,
+      reinterpret_cast<uint64_t*>(totals + int64_t{gridDim.x} * S::kParts * kPartBytes)};
   Share<S> share(plan, exchange, shared_tiles);
-  const bool is_split = S::kMaxSplits > 1 && plan.splits > 1;
+  const bool is_split = plan.splits > 1;
   const int thread = static_cast<int>(threadIdx.x);
   ptx::allow_next_kernel();
   if (thread == 0) {
@@ -340,7 +359,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   if (thread >= kConsumerThreads) {
     ptx::release_registers<24>();
-    if (thread == kConsumerThreads) Producer<S>{p, plan, x_map, w_map, residual_map, smem}.run(share);
+    if (thread == kConsumerThreads)
+      Producer<S>{p, plan, x_map, w_map, residual_map, smem, exchange, shared_tiles}.run(share);
+    if (thread / 32 == kConsumerThreads / 32 + 1 && share.begins_within_tile())
+      shared_tiles.tell(thread % 32);
     __syncwarp();
     if (is_split) {
       ptx::cluster_arrive();
@@ -366,17 +388,18 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (is_split) exchange.run(consumer);
       }
       if (!is_split && tile.is_sent) {
-        shared_tiles.send(consumer);
+        shared_tiles.write(consumer);
       } else {
-        if (tile.has_more) shared_tiles.receive(consumer, share.tiles_k - tile.end_k);
+        shared_tiles.add(consumer, tile.more);
+        const int rank = static_cast<int>(ptx::cluster_rank());
         Finisher<C>{p,
                     y_map,
                     smem,
                     consumer,
                     int64_t{tile.token_block} * S::kTokens,
                     int64_t{tile.row_block} * kRows,
-                    share.first_part,
-                    share.end_part}
+                    exchange.first_part(rank),
+                    exchange.first_part(rank + 1)}
             .run(plan, staged);
       }
     }
@@ -406,7 +429,8 @@ Verdict accepts(const Problem& p) {
 
 // How a call is divided: by an estimate of the cycles after which the last block ends. What a tile of the
 // strips and the end of a tile of y take are measured; 256 tokens draw less power, by which the clock is
-// higher.
+// higher. Blocks that share tiles are not at the same columns of x at the same time, and find less of it in
+// L2: that takes 6% longer, as measured, and has to be worth it.
 struct Division {
   int tokens, splits;
   int64_t whole_tiles;  // the others are shared
@@ -426,7 +450,7 @@ Division divide(const Problem& p) {
     if (tokens == 256 && w.groups > Shape<256>::kMaxGroups) continue;
     const int max_splits = tokens == 256 ? Shape<256>::kMaxSplits : Shape<128>::kMaxSplits;
     const int64_t tiles = tiles_of(p, tokens);
-    const double stage = tokens == 256 ? 2380 : 1200, end = 400 + 14 * tokens;
+    const double stage = tokens == 256 ? 2380 : 1215, end = 400 + 14 * tokens;
     const auto k_tiles = static_cast<double>(w.tiles);
     for (int splits = 1; splits <= max_splits; ++splits) {
       // Pairs of blocks find a place on all SMs, larger clusters leave about a tenth of them over.
@@ -441,9 +465,10 @@ Division divide(const Problem& p) {
     const int64_t units = ceil_div(shared * w.tiles, sms);
     if (tiles % sms == 0 || shared * w.tiles >= 1 << 30 || units < 4) continue;
     const double exchanges = 1 + static_cast<double>(ceil_div(w.tiles, units));
-    consider({tokens, 1, rounds * sms,
-              static_cast<double>(rounds) * (k_tiles * stage + end) + static_cast<double>(units) * stage +
-                  static_cast<double>(ceil_div(shared, sms)) * end + exchanges * (700 + 8 * tokens)});
+    const double cycles = static_cast<double>(rounds) * (k_tiles * stage + end) +
+                          static_cast<double>(units) * 1.06 * stage +
+                          static_cast<double>(ceil_div(shared, sms)) * end + exchanges * (400 + 6 * tokens);
+    consider({tokens, 1, rounds * sms, 1.02 * cycles});
   }
   return best;
 }
@@ -460,7 +485,8 @@ Plan make_plan(const Problem& p, const Division& division) {
   const int64_t tiles = int64_t{plan.row_blocks} * plan.token_blocks, shared = tiles - division.whole_tiles;
   plan.shared_units = static_cast<int32_t>(shared * w.tiles);
   const int64_t places = gpu_num_sms(p.device.id) / plan.splits;
-  plan.grid = static_cast<int32_t>((shared > 0 ? places : std::min(tiles, places)) * plan.splits);
+  plan.clusters = static_cast<int32_t>(shared > 0 ? places : std::min(tiles, places));
+  for (int i = 0; i <= plan.splits; ++i) plan.first_k[i] = static_cast<int32_t>(w.tiles * i / plan.splits);
   plan.tile_pieces = linear::tile_pieces(w);
   plan.weight_bytes = static_cast<int32_t>(round_up(kStrips * w.tile_bytes, 128));
   constexpr int kOthers = kXSlots * kSlotBytes + kConsumers * kStagedBytes;
@@ -479,7 +505,7 @@ size_t workspace_bytes(const Problem& p) {
   if (division.whole_tiles == tiles_of(p, division.tokens)) return others;
   const int parts = division.tokens / kPartTokens;
   return others + static_cast<size_t>(gpu_num_sms(p.device.id)) *
-                      (static_cast<size_t>(parts) * kPartBytes + sizeof(SharedTiles::Flags));
+                      (static_cast<size_t>(parts) * kPartBytes + sizeof(uint64_t));
 }
 
 template <class S, qf_format Format, class T>
@@ -489,12 +515,12 @@ void launch_shape(const Problem& p, float* staged, const Division& division, con
   CUtensorMap y_map = {}, residual_map = {};
   if (plan.stores_boxes) y_map = product::transposed_boxes(p.out.y, p.is_gated(), kPartTokens);
   if (plan.adds_boxes) residual_map = product::transposed_boxes(p.residual, /*is_gated=*/false, kPartTokens);
-  LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(kThreads),
+  LaunchShape shape = {dim3(static_cast<unsigned>(plan.clusters * plan.splits)), dim3(kThreads),
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
   shape.cluster = static_cast<unsigned>(plan.splits);
-  char* parts = static_cast<char*>(launch.workspace) + linear::plan_canonical(p).total_bytes;
+  char* totals = static_cast<char*>(launch.workspace) + linear::plan_canonical(p).total_bytes;
   launch_kernel("linear_turns_sm90", kernel<S, Format, T>, shape, launch, p, x_map, w_map, y_map,
-                residual_map, plan, staged, parts);
+                residual_map, plan, staged, totals);
 }
 
 void launch(const Problem& problem, const Launch& launch) {
