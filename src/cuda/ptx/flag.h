@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A number in global memory by which one block tells another that what it wrote is there (PTX ISA 6.0, sm_70).
+// A number in global memory by which one block tells another that what it wrote is there (PTX ISA 6.0,
+// sm_70).
 #pragma once
 
 #include <cstdint>
