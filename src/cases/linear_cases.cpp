@@ -672,6 +672,34 @@ std::vector<CasePtr> linear_test_cases() {
     s.n = size[1], s.k = size[2], s.row_padding = (8 - s.k % 8) % 8;
     list.add(s);
   }
+  // Residuals of many tokens: about the edges of tiles, in place, gated, at rows that boxes do not take; k in
+  // one block or several; then more tiles than SMs, of 128 and of 256 tokens, and the same of W4A8.
+  Random residuals(21);
+  for (const int64_t tokens : {65, 128, 130, 257}) {
+    for (const int64_t n : {8, 132, 136, 272}) {
+      LinearSpec s = random_tensor_core_spec(residuals, tokens);
+      s.weight.is_gated = n == 272 && tokens != 130;
+      s.out_format = QF_FORMAT_NONE;
+      s.n = n, s.k = 8 * residuals.pick<int64_t>({17, 48, 97});
+      s.has_residual = residuals.chance(60), s.has_residual_in_y = !s.has_residual;
+      if (s.has_residual_in_y) s.data = Data::normal;
+      s.row_padding = residuals.pick<int64_t>({0, 0, 8, 3});
+      list.add(s);
+    }
+  }
+  for (const bool is_in_y : {false, true}) {
+    LinearSpec s;
+    s.has_residual = !is_in_y, s.has_residual_in_y = is_in_y, s.has_bias = true;
+    s.m = 1030, s.n = 2176, s.k = 72, s.weight.block = {1, 64};
+    list.add(s);
+    s.m = 1000, s.n = 6400, s.k = 8, s.weight.block = {1, 128}, s.activation = QF_SILU;
+    s.weight.is_gated = is_in_y;
+    list.add(s);
+    s.m = 2300, s.n = 1040, s.k = 160, s.act_format = QF_INT8;
+    list.add(s);
+    s.m = 1030, s.n = 4112, s.k = 32, s.weight.block = {1, 0}, s.activation = QF_IDENTITY;
+    list.add(s);
+  }
   // A NaN is its own token's alone.
   for (const int64_t m : {2, 3}) {
     LinearSpec s;

@@ -174,6 +174,7 @@ int run(int argc, char** argv) {
       "'quantfuse COMMAND --help' has each command's options and examples. Exit codes: 0 success, 1 a check "
       "failed,\n"
       "2 bad usage. Environment: QUANTFUSE_ISA=scalar|avx2|avx512, QUANTFUSE_NUM_THREADS, QUANTFUSE_MAX_SM, "
+      "QUANTFUSE_NUM_SMS,\n"
       "NO_COLOR.");
   std::function<int()> chosen;
 

@@ -4,6 +4,7 @@
 // no device.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 
@@ -29,6 +30,15 @@ int max_sm_from_environment() {
   return sm;
 }
 
+int num_sms_from_environment() {
+  const char* text = std::getenv("QUANTFUSE_NUM_SMS");
+  if (!text || !*text) return 0;
+  const int sms = std::atoi(text);
+  if (sms < 1)
+    fail_argument(std::string("QUANTFUSE_NUM_SMS is '") + text + "', expected a number of multiprocessors");
+  return sms;
+}
+
 // Attributes only, no context: a process that never calls a CUDA kernel never creates one.
 GpuTable query() {
   GpuTable table;
@@ -38,7 +48,7 @@ GpuTable query() {
     cudaGetLastError();
     return table;
   }
-  const int max_sm = max_sm_from_environment();
+  const int max_sm = max_sm_from_environment(), max_sms = num_sms_from_environment();
   for (int id = 0; id < count; ++id) {
     cudaDeviceProp prop;
     if (cudaGetDeviceProperties(&prop, id) != cudaSuccess) continue;
@@ -46,7 +56,7 @@ GpuTable query() {
     info.name = prop.name;
     info.compute_capability = prop.major * 10 + prop.minor;
     info.acts_as = max_sm > 0 && max_sm < info.compute_capability ? max_sm : info.compute_capability;
-    info.num_sms = prop.multiProcessorCount;
+    info.num_sms = max_sms > 0 ? std::min(max_sms, prop.multiProcessorCount) : prop.multiProcessorCount;
     info.memory_bytes = static_cast<int64_t>(prop.totalGlobalMem);
     info.l2_bytes = prop.l2CacheSize;
     info.max_smem_bytes = static_cast<int64_t>(prop.sharedMemPerBlockOptin);

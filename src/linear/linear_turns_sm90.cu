@@ -17,8 +17,11 @@
 // time, into two sets of sums in turn: while one is scaled and added to the totals, the tensor cores make the
 // other.
 //
-// Blocks stay and take tile after tile. With few tiles of y the blocks of a cluster split k; each sends its
-// totals to the blocks that the tokens belong to, and they add them in the order of k.
+// Blocks stay and take tile after tile. The last of them are dealt out evenly along k, tile by tile:
+//   4 blocks, 5 tiles of 4 tiles of k:   0000 0111 1122 2223 3333
+// and who has a tile's beginning adds what the next block has of it. With few tiles of y the blocks of a
+// cluster split k; each sends its totals to the blocks that the tokens belong to. Sums are always added in
+// the order of k.
 //
 // The kernel before may still be running (programmatic dependent launch): until it has ended only the weight
 // is read.
@@ -43,33 +46,58 @@ constexpr int kTokenGroup = 1024;  // tokens whose x stays in L2 while the weigh
 
 // ---- The tiles of y ----
 
-struct Tile {
+// A tile of y, and of it tiles [first_k, end_k) of the strips.
+struct Segment {
   int row_block, token_block;
+  int first_k, end_k;
+  int more;      // tiles of the strips behind end_k, which the next blocks have
+  bool is_sent;  // its totals are: other blocks end the tile
 };
 
-// Which tiles, and which tiles of a strip, are this block's.
+// What is this block's, segment after segment. Consumers keep it while they multiply: it has no more than it
+// needs.
+template <class S>
 struct Share {
-  int first, step, tiles;
-  int first_k, end_k;
-  int rank;
+  const Plan& plan;
+  const Exchange<S>& exchange;
+  const SharedTiles& shared;
+  int tile = static_cast<int>(blockIdx.x) / plan.splits;  // the next whole one
+  int shared_tile, first_of_tile, units;  // the next of the others and where to begin in it; left of them
 
-  template <int kTokens, class Body>
-  __device__ __forceinline__ void each_tile(const Plan& plan, const Body& body) const {
-    constexpr int kGroup = kTokenGroup / kTokens;
-    const int per_group = kGroup * plan.row_blocks;
-    for (int index = first; index < tiles; index += step) {
-      const int first_block = index / per_group * kGroup, in_group = index % per_group;
-      const int tokens = min(plan.token_blocks - first_block, kGroup);
-      body(Tile{in_group / tokens, first_block + in_group % tokens});
+  __device__ Share(const Plan& p, const Exchange<S>& e, const SharedTiles& s)
+      : plan(p), exchange(e), shared(s) {
+    const int unit = shared.first_unit(SharedTiles::own_share());
+    shared_tile = plan.whole_tiles + unit / shared.tiles_k, first_of_tile = unit % shared.tiles_k;
+    units = shared.first_unit(SharedTiles::own_share() + 1) - unit;
+  }
+  __device__ bool next(Segment& segment) {
+    const bool is_whole = tile < plan.whole_tiles;
+    if (!is_whole && units == 0) return false;
+    const int rank = static_cast<int>(ptx::cluster_rank());
+    const int end = min(shared.tiles_k, first_of_tile + units);
+    segment = at(is_whole ? tile : shared_tile);
+    segment.first_k = is_whole ? plan.first_k[rank] : first_of_tile;
+    segment.end_k = is_whole ? plan.first_k[rank + 1] : end;
+    segment.is_sent = is_whole ? exchange.parts(rank) == 0 : first_of_tile > 0;
+    segment.more = is_whole ? 0 : shared.tiles_k - end;
+    if (is_whole) {
+      tile += plan.clusters;
+    } else {
+      units -= end - first_of_tile;
+      ++shared_tile, first_of_tile = 0;
     }
+    return true;
+  }
+  // Before anything was taken: whether a tile's beginning is another block's.
+  __device__ bool begins_within_tile() const { return units > 0 && first_of_tile > 0; }
+  __device__ Segment at(int index) const {
+    constexpr int kGroup = kTokenGroup / S::kTokens;
+    const int per_group = kGroup * plan.row_blocks;
+    const int first_block = index / per_group * kGroup, in_group = index % per_group;
+    const int tokens = min(plan.token_blocks - first_block, kGroup);
+    return {in_group / tokens, first_block + in_group % tokens, 0, 0, 0, false};
   }
 };
-__device__ Share share_of(const Plan& plan, const StripLayout& w) {
-  const int rank = static_cast<int>(ptx::cluster_rank()), tiles = static_cast<int>(w.tiles);
-  return {static_cast<int>(blockIdx.x) / plan.splits, static_cast<int>(gridDim.x) / plan.splits,
-          plan.row_blocks * plan.token_blocks,        tiles * rank / plan.splits,
-          tiles * (rank + 1) / plan.splits,           rank};
-}
 
 // ---- The producer: one thread ----
 
@@ -77,33 +105,54 @@ template <class S>
 struct Producer {
   const Problem& p;
   const Plan& plan;
-  const CUtensorMap &x_map, &w_map;
+  const CUtensorMap &x_map, &w_map, &residual_map;
   const Smem& smem;
+  const Exchange<S>& exchange;
+  const SharedTiles& shared_tiles;
 
-  __device__ void copy_weight(const Tile& tile, int k, int slot, uint64_t policy) const {
+  __device__ void copy_weight(const Segment& tile, int k, int slot, uint64_t policy) const {
     const uint32_t full = smem.weight_full + 8 * slot;
     ptx::barrier_expect(full, kStrips * p.strips.layout.tile_bytes);
     ptx::box_copy(smem.weight + slot * plan.weight_bytes, w_map, 0, k * plan.tile_pieces,
                   tile.row_block * kStrips, full, policy);
   }
-  __device__ void copy_x(const Tile& tile, int k, int half, int slot) const {
+  __device__ void copy_x(const Segment& tile, int k, int half, int slot) const {
     const int column = k * StripLayout::kCols, row = tile.token_block * S::kTokens + half * kSlotTokens;
     const uint32_t to = smem.x + slot * kSlotBytes, full = smem.x_full + 8 * slot;
     ptx::barrier_expect(full, kSlotBytes);
     ptx::box_copy(to, x_map, column, row, full);
     ptx::box_copy(to + kBoxBytes, x_map, column + kBoxCols, row, full);
   }
-  __device__ void run(const Share& share) const {
+  // Behind the tile's last x: what another block has of a part.
+  __device__ void copy_totals(int share, int part, int slot, uint64_t policy) const {
+    const uint32_t full = smem.x_full + 8 * slot;
+    ptx::barrier_expect(full, kPartBytes);
+    ptx::bulk_copy(smem.x + slot * kSlotBytes,
+                   shared_tiles.totals + (int64_t{share} * S::kParts + part) * kPartBytes, kPartBytes, full,
+                   policy);
+  }
+  // And then the residual: in a place of x as much as y has of its tokens.
+  __device__ void copy_residual(const Segment& tile, int half, int slot) const {
+    const uint32_t full = smem.x_full + 8 * slot;
+    ptx::barrier_expect(full, kSlotBytes);
+    for (int group = 0; group < kConsumers; ++group) {
+      for (int part = 0; part < kSlotParts; ++part)
+        ptx::box_copy(smem.residual_at(slot, group, part), residual_map,
+                      (tile.row_block * kConsumers + group) * kGroupRows,
+                      tile.token_block * S::kTokens + half * kSlotTokens + part * kPartTokens, full);
+    }
+  }
+  __device__ void run(Share<S> share) const {
     const uint64_t policy = plan.token_blocks == 1 ? ptx::evict_first_policy() : ptx::evict_normal_policy();
-    const int early = min(plan.weight_slots, share.end_k - share.first_k);
-    int done = 0;
+    int done = 0, early = 0;
     Cursor x, weight;
-    share.each_tile<S::kTokens>(plan, [&](const Tile& tile) {
+    for (Segment tile; share.next(tile);) {
       if (done == 0) {  // the weight's part of the first round does not wait for the kernel before
-        for (int i = 0; i < early; ++i) copy_weight(tile, share.first_k + i, i, policy);
+        early = min(plan.weight_slots, tile.end_k - tile.first_k);
+        for (int i = 0; i < early; ++i) copy_weight(tile, tile.first_k + i, i, policy);
         ptx::wait_for_previous_kernel();
       }
-      for (int k = share.first_k; k < share.end_k; ++k, weight.advance(plan.weight_slots)) {
+      for (int k = tile.first_k; k < tile.end_k; ++k, weight.advance(plan.weight_slots)) {
         if (done++ >= early) {
           ptx::barrier_wait(smem.weight_empty + 8 * weight.at, weight.parity ^ 1);
           copy_weight(tile, k, weight.at, policy);
@@ -114,7 +163,22 @@ struct Producer {
           copy_x(tile, k, half, x.at);
         }
       }
-    });
+      if (tile.is_sent) continue;
+      shared_tiles.each_following(tile.more, [&](int from) {
+        shared_tiles.wait_for(from);
+        for (int part = 0; part < S::kParts; ++part, x.advance(kXSlots)) {
+          ptx::barrier_wait(smem.x_empty + 8 * x.at, x.parity ^ 1);
+          copy_totals(from, part, x.at, policy);
+        }
+      });
+      if (!plan.adds_boxes) continue;
+      const int rank = static_cast<int>(ptx::cluster_rank()), end_part = exchange.first_part(rank + 1);
+      for (int half = exchange.first_part(rank) / kSlotParts; half * kSlotParts < end_part;
+           ++half, x.advance(kXSlots)) {
+        ptx::barrier_wait(smem.x_empty + 8 * x.at, x.parity ^ 1);
+        copy_residual(tile, half, x.at);
+      }
+    }
   }
 };
 
@@ -123,6 +187,7 @@ struct Producer {
 template <class S, qf_format Format, class T>
 struct Consumer {
   using Codes = StripCodes<Format, T>;
+  static constexpr int kParts = S::kParts;
   const StripLayout& w;
   const Smem& smem;
   const int weight_slots, weight_bytes;
@@ -344,13 +409,17 @@ template <class S, qf_format Format, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map,
            const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map,
-           const __grid_constant__ Plan plan, float* staged) {
+           const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ Plan plan, float* staged,
+           char* totals) {
   using C = Consumer<S, Format, T>;
   extern __shared__ __align__(1024) char shared[];
   const Smem smem(plan, shared);
-  const Share share = share_of(plan, p.strips.layout);
+  const Exchange<S> exchange = {plan, smem};
+  const SharedTiles shared_tiles = {
+      plan.shared_units, static_cast<int>(p.strips.layout.tiles), totals,
+      reinterpret_cast<uint64_t*>(totals + int64_t{gridDim.x} * S::kParts * kPartBytes)};
+  Share<S> share(plan, exchange, shared_tiles);
   const bool is_split = plan.splits > 1;
-  const Exchange<S, C> exchange = {smem, plan.splits, share.rank};
   const int thread = static_cast<int>(threadIdx.x);
   ptx::allow_next_kernel();
   if (thread == 0) {
@@ -371,7 +440,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   if (thread >= kConsumerThreads) {
     ptx::release_registers<24>();
-    if (thread == kConsumerThreads) Producer<S>{p, plan, x_map, w_map, smem}.run(share);
+    if (thread == kConsumerThreads)
+      Producer<S>{p, plan, x_map, w_map, residual_map, smem, exchange, shared_tiles}.run(share);
+    if (thread / 32 == kConsumerThreads / 32 + 1 && share.begins_within_tile())
+      shared_tiles.tell(thread % 32);
     __syncwarp();
     if (is_split) {
       ptx::cluster_arrive();
@@ -390,15 +462,28 @@ __global__ void __launch_bounds__(kThreads, 1)
                   {},
                   {}};
     ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
-    const int count = share.end_k - share.first_k;
-    share.each_tile<S::kTokens>(plan, [&](const Tile& tile) {
-      consumer.multiply(count);
+    for (Segment tile; share.next(tile);) {
+      consumer.multiply(tile.end_k - tile.first_k);
       ptx::hide(consumer.lane);  // or addresses of the epilogue would be kept in registers meanwhile
-      const int64_t first_token = int64_t{tile.token_block} * S::kTokens,
-                    first_row = int64_t{tile.row_block} * kRows;
-      if (is_split) exchange.run(p, consumer, first_token, first_row, staged);
-      else Finisher<C>{p, y_map, smem, consumer, first_token, first_row}.run(plan.stores_boxes, staged);
-    });
+      if constexpr (S::kMaxSplits > 1) {
+        if (is_split) exchange.run(consumer);
+      }
+      if (!is_split && tile.is_sent) {
+        shared_tiles.write(consumer);
+      } else {
+        shared_tiles.add(consumer, tile.more);
+        const int rank = static_cast<int>(ptx::cluster_rank());
+        Finisher<C>{p,
+                    y_map,
+                    smem,
+                    consumer,
+                    int64_t{tile.token_block} * S::kTokens,
+                    int64_t{tile.row_block} * kRows,
+                    exchange.first_part(rank),
+                    exchange.first_part(rank + 1)}
+            .run(plan, staged);
+      }
+    }
     if (thread % 128 == 0) ptx::wait_stores();
   }
   // No block leaves while another may still read or write what it has.
@@ -425,75 +510,99 @@ Verdict accepts(const Problem& p) {
 
 // How a call is divided: by an estimate of the cycles after which the last block ends. What a tile of the
 // strips and the end of a tile of y take are measured; 256 tokens draw less power, by which the clock is
-// higher.
+// higher. Blocks that share tiles are not at the same columns of x at the same time, and find less of it in
+// L2: that takes 6% longer, as measured, and has to be worth it.
 struct Division {
   int tokens, splits;
+  int64_t whole_tiles;  // the others are shared
   double cycles;
 };
+int64_t tiles_of(const Problem& p, int tokens) {
+  return ceil_div(p.strips.layout.strips, kStrips) * ceil_div(p.m, tokens);
+}
 Division divide(const Problem& p) {
   const StripLayout& w = p.strips.layout;
   const int64_t sms = gpu_num_sms(p.device.id);
   Division best = {};
+  const auto consider = [&](const Division& division) {
+    if (best.tokens == 0 || division.cycles < best.cycles) best = division;
+  };
   for (const int tokens : {128, 256}) {
     const bool is_folded = linear::has_byte_scales(w) && p.x.dtype == DType::bf16;
     if (tokens == 256 && w.groups > Shape<256>::kMaxGroups && !is_folded) continue;
-    const int64_t tiles = ceil_div(w.strips, kStrips) * ceil_div(p.m, tokens);
-    const double stage = tokens == 256 ? 2380 : 1200;
-    for (int splits = 1; splits <= kMaxSplits; ++splits) {
+    const int max_splits = tokens == 256 ? Shape<256>::kMaxSplits : Shape<128>::kMaxSplits;
+    const int64_t tiles = tiles_of(p, tokens);
+    const double stage = tokens == 256 ? 2380 : 1215, end = 400 + 14 * tokens;
+    const auto k_tiles = static_cast<double>(w.tiles);
+    for (int splits = 1; splits <= max_splits; ++splits) {
       // Pairs of blocks find a place on all SMs, larger clusters leave about a tenth of them over.
       const int64_t places = splits <= 2 ? sms / splits : sms * 9 / 10 / splits;
       if (splits > 1 && (tiles > places || w.tiles < 2 * splits)) break;
-      const double end = splits > 1 ? 3000 + 20 * tokens : 400 + 14 * tokens;
       const auto waves = static_cast<double>(ceil_div(tiles, places));
-      const double cycles = waves * (static_cast<double>(ceil_div(w.tiles, splits)) * stage + end);
-      if (best.tokens == 0 || cycles < best.cycles) best = {tokens, splits, cycles};
+      const double stages = static_cast<double>(ceil_div(w.tiles, splits)) * stage;
+      consider({tokens, splits, tiles, waves * (stages + (splits > 1 ? 3000 + 10 * tokens : end))});
     }
+    // All but the last one or two rounds are of whole tiles. Who ends a tile waits for what others sent.
+    const int64_t rounds = std::max<int64_t>(tiles / sms - 1, 0), shared = tiles - rounds * sms;
+    const int64_t units = ceil_div(shared * w.tiles, sms);
+    if (tiles % sms == 0 || shared * w.tiles >= 1 << 30 || units < 4) continue;
+    const double exchanges = 1 + static_cast<double>(ceil_div(w.tiles, units));
+    const double cycles = static_cast<double>(rounds) * (k_tiles * stage + end) +
+                          static_cast<double>(units) * 1.06 * stage +
+                          static_cast<double>(ceil_div(shared, sms)) * end + exchanges * (400 + 6 * tokens);
+    consider({tokens, 1, rounds * sms, 1.02 * cycles});
   }
   return best;
 }
 
 template <class S>
-Plan make_plan(const Problem& p, int splits) {
+Plan make_plan(const Problem& p, const Division& division) {
   constexpr int kSmemOfBlock = 227 * 1024;
   const StripLayout& w = p.strips.layout;
   Plan plan = {};
   plan.row_blocks = static_cast<int32_t>(ceil_div(w.strips, kStrips));
   plan.token_blocks = static_cast<int32_t>(ceil_div(p.m, S::kTokens));
-  plan.splits = splits;
-  const int64_t tiles = int64_t{plan.row_blocks} * plan.token_blocks;
-  plan.grid = static_cast<int32_t>(std::min<int64_t>(tiles, gpu_num_sms(p.device.id) / splits) * splits);
+  plan.splits = division.splits;
+  plan.whole_tiles = static_cast<int32_t>(division.whole_tiles);
+  const int64_t tiles = int64_t{plan.row_blocks} * plan.token_blocks, shared = tiles - division.whole_tiles;
+  plan.shared_units = static_cast<int32_t>(shared * w.tiles);
+  const int64_t places = gpu_num_sms(p.device.id) / plan.splits;
+  plan.clusters = static_cast<int32_t>(shared > 0 ? places : std::min(tiles, places));
+  for (int i = 0; i <= plan.splits; ++i) plan.first_k[i] = static_cast<int32_t>(w.tiles * i / plan.splits);
   plan.tile_pieces = linear::tile_pieces(w);
   plan.weight_bytes = static_cast<int32_t>(round_up(kStrips * w.tile_bytes, 128));
   constexpr int kOthers = kXSlots * kSlotBytes + kConsumers * kStagedBytes;
   const int room = kSmemOfBlock - kOthers - Smem::kBarrierBytes;
   plan.weight_slots = std::min(room / plan.weight_bytes, kMaxWeightSlots);
   plan.barriers = kOthers + plan.weight_slots * plan.weight_bytes;
-  if (splits > 1) {
-    const int64_t parts = S::kTokens + (splits - 1) * ceil_div(S::kTokens, splits);
-    plan.barriers = std::max(plan.barriers, static_cast<int32_t>(parts * kRows * 4));
-  }
   plan.smem_bytes = plan.barriers + Smem::kBarrierBytes;
-  const Matrix& y = p.out.y;
-  plan.stores_boxes = !p.out.is_quantized() && !p.residual && dtype_bytes(y.dtype) == 2 && has_boxes(y);
+  plan.stores_boxes = product::has_transposed_boxes(p.out, p.residual, p.is_gated());
+  plan.adds_boxes = plan.stores_boxes && p.residual;
   return plan;
 }
 
+size_t workspace_bytes(const Problem& p) {
+  const size_t others = linear::canonical_workspace_bytes(p);
+  const Division division = divide(p);
+  if (division.whole_tiles == tiles_of(p, division.tokens)) return others;
+  const int parts = division.tokens / kPartTokens;
+  return others + static_cast<size_t>(gpu_num_sms(p.device.id)) *
+                      (static_cast<size_t>(parts) * kPartBytes + sizeof(uint64_t));
+}
+
 template <class S, qf_format Format, class T>
-void launch_shape(const Problem& p, float* staged, int splits, const Launch& launch) {
-  const Plan plan = make_plan<S>(p, splits);
+void launch_shape(const Problem& p, float* staged, const Division& division, const Launch& launch) {
+  const Plan plan = make_plan<S>(p, division);
   const CUtensorMap x_map = row_boxes(p.x, kSlotTokens), w_map = linear::strip_boxes(p.strips, kStrips);
-  CUtensorMap y_map = {};
-  if (plan.stores_boxes) {
-    const int cols = p.is_gated() ? kGroupRows / 2 : kGroupRows;
-    y_map = tensor_map<2>(map_type(p.out.y.dtype), p.out.y.data, {p.n_out, p.m}, {p.out.y.row_stride * 2},
-                          {cols, kPartTokens},
-                          p.is_gated() ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
-  }
-  LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(kThreads),
+  CUtensorMap y_map = {}, residual_map = {};
+  if (plan.stores_boxes) y_map = product::transposed_boxes(p.out.y, p.is_gated(), kPartTokens);
+  if (plan.adds_boxes) residual_map = product::transposed_boxes(p.residual, /*is_gated=*/false, kPartTokens);
+  LaunchShape shape = {dim3(static_cast<unsigned>(plan.clusters * plan.splits)), dim3(kThreads),
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
-  shape.cluster = static_cast<unsigned>(splits);
-  launch_kernel("linear_turns_sm90", kernel<S, Format, T>, shape, launch, p, x_map, w_map, y_map, plan,
-                staged);
+  shape.cluster = static_cast<unsigned>(plan.splits);
+  char* totals = static_cast<char*>(launch.workspace) + linear::plan_canonical(p).total_bytes;
+  launch_kernel("linear_turns_sm90", kernel<S, Format, T>, shape, launch, p, x_map, w_map, y_map,
+                residual_map, plan, staged, totals);
 }
 
 void launch(const Problem& problem, const Launch& launch) {
@@ -503,7 +612,7 @@ void launch(const Problem& problem, const Launch& launch) {
         using T = std::conditional_t<is_bf16.value, bf16, f16>;
         const Division division = divide(p);
         choose_value<128, 256>(division.tokens, [&](auto tokens) {
-          launch_shape<Shape<tokens.value>, format.value, T>(p, staged, division.splits, launch);
+          launch_shape<Shape<tokens.value>, format.value, T>(p, staged, division, launch);
         });
       });
     });
@@ -512,7 +621,6 @@ void launch(const Problem& problem, const Launch& launch) {
 
 }  // namespace
 
-extern const Kernel<Problem> entry = {"linear_turns_sm90", Target::sm90, accepts,
-                                      linear::canonical_workspace_bytes, launch};
+extern const Kernel<Problem> entry = {"linear_turns_sm90", Target::sm90, accepts, workspace_bytes, launch};
 
 }  // namespace quantfuse::linear_turns_sm90

@@ -29,10 +29,9 @@
 #include "cuda/ptx/async_copy.h"
 #include "cuda/ptx/cluster.h"
 #include "cuda/ptx/dependent_launch.h"
-#include "cuda/ptx/matrix.h"
 #include "cuda/ptx/shared_memory.h"
-#include "product/activate.h"
 #include "product/stream_finish.h"
+#include "product/transposed_boxes.h"
 #include "product/wgmma_numbers.h"
 
 namespace quantfuse::product_int4 {
@@ -60,10 +59,10 @@ constexpr int kGroupBarrier = 1;                            // first of the warp
 using TileFactors = Factors<kRows, kTokens>;
 
 struct Int4Problem {
-  CUtensorMap x, w, y;                        // y: where it is stored by boxes
+  CUtensorMap x, w, y, residual;              // y, residual: where these come and go by boxes
   int32_t token_blocks, row_pairs, stages_k;  // tiles; stages of k, an even number
   bool has_scale_vectors;                     // runs of scales begin at multiples of 16 bytes
-  bool stores_boxes;                          // y has 16 bits, and there is no more to do than an activation
+  bool stores_boxes, adds_boxes;              // of y; of a residual too, which are stages of their own
   Product product;                            // but for the bias
   Vector bias;
 };
@@ -88,6 +87,7 @@ struct Smem {
   }
   __device__ uint32_t x_at(int stage) const { return ring + stage * kStageBytes; }
   __device__ uint32_t weight_at(int stage) const { return x_at(stage) + kXBytes; }
+  __device__ uint32_t residual_at(int stage, int group) const { return x_at(stage) + group * kStagedBytes; }
   __device__ uint32_t staged(int group) const { return ring + kStaged + group * kStagedBytes; }
   __device__ uint32_t scales_at(int buffer) const { return ring + kScales + buffer * kScaleBytes; }
   __device__ TileFactors factors(int buffer) const {
@@ -134,6 +134,17 @@ __device__ inline void produce(const Int4Problem& p, const Smem& smem, const Sha
                             full);
       ptx::box_copy(smem.weight_at(cursor.at), p.w, k * kRowBytes, plain_row, 0, gated_row, full, policy);
     }
+    if (!p.adds_boxes) return;
+    // The residual, half of the tokens at a time: a box for each warpgroup.
+    for (int half = 0; half < 2; ++half, cursor.advance(kStages)) {
+      const uint32_t full = smem.full + 8 * cursor.at;
+      ptx::barrier_wait_cluster(smem.empty + 8 * cursor.at, cursor.parity ^ 1);
+      ptx::barrier_expect(full, kConsumers * kStagedBytes);
+      for (int group = 0; group < kConsumers; ++group)
+        ptx::box_copy(smem.residual_at(cursor.at, group), p.residual,
+                      (tile.row_block * kConsumers + group) * kGroupRows,
+                      tile.token_block * kTokens + half * kHalfTokens, full);
+    }
   });
 }
 
@@ -165,6 +176,10 @@ __device__ inline void produce_scales(const Int4Problem& p, const Smem& smem, co
         buffer.advance(kScaleBuffers);
       }
       ptx::arrive_after_copies(smem.full + 8 * cursor.at);
+    }
+    for (int half = 0; p.adds_boxes && half < 2; ++half, cursor.advance(kStages)) {  // which have no scales
+      ptx::barrier_wait_cluster(smem.empty + 8 * cursor.at, cursor.parity ^ 1);
+      ptx::barrier_arrive(smem.full + 8 * cursor.at);
     }
   });
 }
@@ -327,7 +342,7 @@ template <Scaling kScaling>
 struct Finisher {
   const Int4Problem& p;
   const Smem& smem;
-  const Consumer<kScaling>& consumer;
+  Consumer<kScaling>& consumer;
   const Tile tile;
   const TileFactors factors;
   using Total = typename Consumer<kScaling>::Total;
@@ -359,54 +374,23 @@ struct Finisher {
     }
   }
 
-  // y of 16 bits, half of the tokens at a time: [token][64 columns, or 32 of a gated weight], swizzled.
-  template <Act kAct, bool kIsGated>
-  __device__ __forceinline__ void store_boxes() const {
-    constexpr int kUnits = kIsGated ? 4 : 2;  // of 8 tokens, in one instruction
-    constexpr int kCols = kIsGated ? kGroupRows / 2 : kGroupRows;
-    const Activate<kAct> activate(p.product.activation);
-    const bool is_bf16 = p.product.out.y.dtype == DType::bf16,
-               is_first = consumer.warp == 0 && consumer.lane == 0;
+  // y of 16 bits, half of the tokens at a time.
+  template <class E>
+  __device__ __forceinline__ void store_boxes(E epilogue) const {
+    constexpr int kCols = box_cols(E::kIsGated);
+    const Activate<E::kAct> activate(p.product.activation);
     const OfRows rows = load_rows();
-    const int lane = consumer.lane, in_unit = lane % 8;
+    const BoxStore store = {
+        p.y,           staged(),     kGroupBarrier + consumer.group, p.product.out.y.dtype == DType::bf16,
+        consumer.warp, consumer.lane};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (is_first) ptx::wait_stores_read();
-      sync();
-#pragma unroll
-      for (int unit = 0; unit < kHalfTokens / 8; unit += kUnits) {
-        uint32_t words[4];
-#pragma unroll
-        for (int i = 0; i < kUnits; ++i) {
-          float v[2][2];
-          scale(rows, half, unit + i, v);
-#pragma unroll
-          for (int j = 0; j < 2; ++j) v[0][j] = activate(v[0][j]);
-          if constexpr (kIsGated) {
-            words[i] = ptx::pack_two(v[0][0] * v[1][0], v[0][1] * v[1][1], is_bf16);
-          } else {
-#pragma unroll
-            for (int j = 0; j < 2; ++j) v[1][j] = activate(v[1][j]);
-            words[2 * i] = ptx::pack_two(v[0][0], v[0][1], is_bf16);
-            words[2 * i + 1] = ptx::pack_two(v[1][0], v[1][1], is_bf16);
-          }
-        }
-        if constexpr (kIsGated) {
-          const int token = (unit + lane / 8) * 8 + in_unit, piece = consumer.warp ^ (in_unit / 2);
-          ptx::store_matrices_transposed(staged() + token * 64 + (piece << 4), words);
-        } else {
-          const int token = (unit + lane / 16) * 8 + in_unit;
-          const int piece = (consumer.warp * 2 + lane / 8 % 2) ^ in_unit;
-          ptx::store_matrices_transposed(staged() + token * 128 + (piece << 4), words);
-        }
-      }
-      ptx::copy_fence();
-      sync();
-      if (is_first) {
-        ptx::store_box(p.y, (tile.row_block * kConsumers + consumer.group) * kCols,
-                       tile.token_block * kTokens + half * kHalfTokens, staged());
-        ptx::end_store_group();
-      }
+      const int stage = E::kHasResidual ? consumer.take() : 0;
+      store.template store<E, kHalfTokens>(
+          epilogue, activate, (tile.row_block * kConsumers + consumer.group) * kCols,
+          tile.token_block * kTokens + half * kHalfTokens, smem.residual_at(stage, consumer.group),
+          [&](int unit, float(&v)[2][2]) { scale(rows, half, unit, v); });
+      if (E::kHasResidual) consumer.give_back(stage);
     }
   }
 
@@ -459,10 +443,8 @@ struct Finisher {
 
   __device__ __forceinline__ void run(float* to_stage) const {
     if (!p.stores_boxes) return finish_units(to_stage);
-    with_act(p.product.activation, [&](auto act) {
-      if (p.product.has_gate) store_boxes<act.value, true>();
-      else store_boxes<act.value, false>();
-    });
+    with_box_epilogue(p.product.activation, p.product.has_gate, p.adds_boxes,
+                      [&](auto epilogue) { store_boxes(epilogue); });
   }
 };
 

@@ -26,12 +26,6 @@ bool has_many_tiles(const Product& p) {
   return tiles * 20 >= waves * num_pairs(p) * 11;
 }
 
-bool stores_boxes(const Product& p) {
-  const Matrix& y = p.out.y;
-  return (y.dtype == DType::f16 || y.dtype == DType::bf16) && has_boxes(y) && !p.out.is_quantized() &&
-         !p.residual;
-}
-
 Requirements accepts(const Product& p) {
   if (p.b.format != QF_INT4) return Requirements().require(false, "the weight is not INT4");
   return accepts_int4(p)
@@ -48,13 +42,10 @@ void launch(const Product& p, float* staged, const Launch& launch) {
   problem.row_pairs = static_cast<int32_t>(row_pairs(p));
   problem.stages_k = static_cast<int32_t>(round_up(ceil_div(p.k, int64_t{kBlockK}), 2));
   problem.x = row_boxes(p.a.codes, kHalfTokens), problem.w = weight_boxes(p, kRows, kRowBytes);
-  problem.stores_boxes = !staged && stores_boxes(p);
-  if (problem.stores_boxes) {
-    const Matrix& y = p.out.y;
-    problem.y = tensor_map<2>(map_type(y.dtype), y.data, {y.cols, y.rows}, {y.row_stride * 2},
-                              {p.has_gate ? kGroupRows / 2 : kGroupRows, kHalfTokens},
-                              p.has_gate ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
-  }
+  problem.stores_boxes = !staged && has_transposed_boxes(p.out, p.residual, p.has_gate);
+  problem.adds_boxes = problem.stores_boxes && p.residual;
+  if (problem.stores_boxes) problem.y = transposed_boxes(p.out.y, p.has_gate, kHalfTokens);
+  if (problem.adds_boxes) problem.residual = transposed_boxes(p.residual, /*is_gated=*/false, kHalfTokens);
   const Matrix& scale = p.b.scale;
   problem.has_scale_vectors =
       scale && scale.cols % kRunGroups == 0 && reinterpret_cast<uint64_t>(scale.data) % 16 == 0;
