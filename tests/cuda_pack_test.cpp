@@ -48,8 +48,10 @@ TEST(CudaPack, HasTilesOf16RowsAnd128ColumnsWithTheirScales) {
   EXPECT_EQ(asymmetric.bytes(), 4u * 2 * (1024 + 2 * 80));
   Shapes mxfp4(QF_FP4_E2M1, 64, 256, 32);  // scales of a byte, but float32 in any other case
   EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 64));
-  mxfp4.scale.dtype = kE8m0;
-  EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 16));
+  for (const qf_dtype bytes : {kE8m0, kU8}) {  // as NumPy has them
+    mxfp4.scale.dtype = bytes;
+    EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 16));
+  }
   mxfp4.weight.g_idx = &mxfp4.g_idx;
   EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 64) + 257 * 4);
   Shapes gated(QF_INT4, 34, 128, 128);  // 17 gate rows and 17 up rows, 8 of each in a strip

@@ -48,7 +48,7 @@ StripLayout with_byte_scales(StripLayout s) {
 
 StripLayout plan_strips(const Weight& w) {
   const StripLayout s = plan_strips(w, static_cast<bool>(w.zero), static_cast<bool>(w.g_idx));
-  const bool has_bytes = may_have_byte_scales(w) && w.scale.dtype == DType::e8m0 && !w.g_idx;
+  const bool has_bytes = may_have_byte_scales(w) && w.scale && w.scale.dtype != DType::f32 && !w.g_idx;
   return has_bytes ? with_byte_scales(s) : s;
 }
 
