@@ -34,7 +34,7 @@ inline constexpr int64_t kMinPartProducts = 48 * 1024;  // worth a thread, to st
 inline constexpr int64_t kMaxChunkRows = 288;           // totals of 64 floats each: 72 KB
 inline constexpr int64_t kMinChunkRows = 128;           // fewer do not pay for decoding
 inline constexpr int64_t kChunkBytes = 768 * 1024;  // of prepared x: an L2 cache of 1.25 MB holds it beside w
-inline constexpr int64_t kPreparedBytes = 32 * 1024 * 1024;  // of prepared x in the workspace
+inline constexpr int64_t kPreparedBytes = 9 * 1024 * 1024;  // of prepared x: an L3 cache holds it
 
 // Sizes of a call and its workspace. XBytes is the size of one prepared number.
 struct Plan {
