@@ -191,8 +191,8 @@ CasePtr make_case(const GptqQuantizeSpec&);
 CasePtr make_case(const AwqSearchSpec&);
 
 // The small and nasty cases of an operation: 0, 1, tile +- 1, odd strides, outliers, every combination of
-// options.
-std::vector<CasePtr> test_cases(const std::string& op);
+// options. A CPU is spared those that are large to fill a GPU, which show nothing new of it.
+std::vector<CasePtr> test_cases(const std::string& op, qf_device device);
 
 // The operations that have cases, in the order of qf_kernels().
 std::vector<std::string> operations_with_cases();

@@ -57,7 +57,7 @@ std::vector<KernelReport> verify_operation(const std::string& op, qf_device devi
       std::any_of(reports.begin(), reports.end(), [](const auto& r) { return r.row.is_available; });
   if (!can_run) return reports;
 
-  std::vector<CasePtr> cases = test_cases(op);
+  std::vector<CasePtr> cases = test_cases(op, device);
   for (KernelReport& report : reports) report.num_cases = static_cast<int>(cases.size());
   for (CasePtr& c : cases) {
     if (observer.on_case) observer.on_case(*c);

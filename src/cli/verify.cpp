@@ -105,7 +105,7 @@ int run_verify(const VerifyOptions& options) {
   for (const std::string& op : plan.ops) {
     for (const qf_device device : {qf_device{QF_CPU, 0}, qf_device{QF_CUDA, 0}}) {
       if (!(device.type == QF_CPU ? plan.has_cpu : plan.has_cuda)) continue;
-      Progress progress(cases::test_cases(op).size());
+      Progress progress(cases::test_cases(op, device).size());
       cases::Observer observer;
       observer.on_case = [&](const cases::Case& c) { progress.step(op + ": " + c.name); };
       if (options.verbose) {

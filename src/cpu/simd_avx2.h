@@ -99,6 +99,11 @@ struct Avx2 {
     store_u8(bytes, v);
     if (n > 0) __builtin_memcpy(p, bytes, static_cast<size_t>(n));
   }
+  QF_SIMD void store_u16(void* p, I v) {
+    const I low = and_(v, set1(0xffff));
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    _mm_storeu_si128(static_cast<__m128i*>(p), words);
+  }
 
   QF_SIMD I load_u4(const void* p) {
     int bytes;

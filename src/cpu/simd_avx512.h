@@ -86,6 +86,10 @@ struct Avx512 {
   QF_SIMD void store_u8(void* p, I v, int64_t n) {
     _mm_mask_storeu_epi8(p, first(n), _mm512_cvtepi32_epi8(v));
   }
+  // The low halves of 32-bit lanes.
+  QF_SIMD void store_u16(void* p, I v) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(v));
+  }
 
   // 16 nibbles, the low one of each byte first: from memory to one per lane, and the low bits of each lane to
   // memory.

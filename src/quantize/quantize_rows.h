@@ -226,11 +226,7 @@ class RowsQuantizer {
     return sum;
   }
 
-  // Codes [c, c + lanes) of a row, or [c, c + n); c is even where two codes share a byte.
-  QF_INLINE static void store_codes(uint8_t* row, int64_t c, I code) {
-    if constexpr (is_packed_4bit(Format)) S::store_u4(row + c / 2, code);
-    else S::store_u8(row + c, code);
-  }
+  // Codes [c, c + n) of a row, n at most the lanes of a vector; c is even where two codes share a byte.
   QF_INLINE static void store_codes(uint8_t* row, int64_t c, I code, int64_t n) {
     if constexpr (is_packed_4bit(Format)) S::store_u4(row + c / 2, code, n);
     else S::store_u8(row + c, code, n);
@@ -241,8 +237,12 @@ class RowsQuantizer {
   QF_INLINE int32_t encode_row(int64_t r, int64_t c0, int64_t c1, float inverse, int zero) const {
     const T* row = x(r);
     uint8_t* codes = q(r);
+    if constexpr (!is_packed_4bit(Format)) {
+      const T* below = row + p_.x.row_stride;
+      return row_encode<S, Format>(row + c0, c1 - c0, inverse, zero, codes + c0, below + c0);
+    }
     int32_t first = 0;
-    if (is_packed_4bit(Format) && c0 % 2 && c0 < c1) {
+    if (c0 % 2 && c0 < c1) {
       // The high nibble of a byte whose low one is there already.
       const uint8_t code = encode_value(Format, to_float(row[c0]) * inverse, zero);
       store_code(Format, codes, c0, code);
@@ -254,12 +254,12 @@ class RowsQuantizer {
     for (; c0 + kLanes <= c1; c0 += kLanes) {
       __builtin_prefetch(row + p_.x.row_stride + c0);
       const I code = encode_vector<S, Format>(S::mul(S::load(row + c0), inverses), zero);
-      store_codes(codes, c0, code);
+      S::store_u4(codes + c0 / 2, code);
       if constexpr (is_integer(Format)) sum = S::add(sum, code);
     }
     if (c0 < c1) {
       const I code = encode_vector<S, Format>(S::mul(S::load(row + c0, c1 - c0), inverses), zero);
-      store_codes(codes, c0, code, c1 - c0);
+      S::store_u4(codes + c0 / 2, code, c1 - c0);
       if constexpr (is_integer(Format)) sum = S::add(sum, S::select(S::first(c1 - c0), code, S::zero_i()));
     }
     return first + S::reduce_add(sum);
