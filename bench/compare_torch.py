@@ -27,7 +27,7 @@ PAIRS = [
 ]
 
 
-TURNS = 4
+TURNS = 12
 
 
 class Contender:
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--m", type=int, nargs="+", default=[1, 4, 16, 64, 256, 1024])
     parser.add_argument("--n", type=int, default=4096)
     parser.add_argument("--k", type=int, default=4096, help="a multiple of 128")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of measuring, per number")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of measuring, per number")
     parser.add_argument("--json", type=Path, help="write the results to this file too")
     options = parser.parse_args()
 
