@@ -106,7 +106,10 @@ def test_a_saved_model_with_a_tensor_of_another_shape_is_refused(folder, tmp_pat
     name = "model.layers.0.mlp.down.codes"
     state[name] = state[name][:, :100].contiguous()
     save_file(state, path, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.down.*codes has shape"):
+    # By us, or from Transformers 5.23 on by Transformers, which looks at shapes before we do.
+    with pytest.raises(
+        (ValueError, RuntimeError), match=r"layers\.0\.mlp\.down.*codes has shape|mismatched_sizes"
+    ):
         load(tmp_path / "saved")
 
 
