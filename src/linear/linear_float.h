@@ -40,7 +40,9 @@ QF_INLINE void load_input(const Problem& p, int64_t r, int64_t k, int64_t n, con
       p.x.dtype, [&](auto type) __attribute__((always_inline)) {
         using T = typename decltype(type)::type;
         const T* row = p.x.row<const T>(r) + k;
-        for (int64_t i = 0; i < n; i += S::kLanes) S::store(v + i, S::load(row + i, n - i), n - i);
+        int64_t i = 0;
+        for (; i + S::kLanes <= n; i += S::kLanes) S::store(v + i, S::load(row + i));
+        if (i < n) S::store(v + i, S::load(row + i, n - i), n - i);
       });
   if (p.has_act_quant()) {
     const float scale = scales[k / p.act_group];
@@ -203,25 +205,28 @@ QF_INLINE void multiply_direct(const Batch<typename A::Dot::Word>& c, int64_t be
 
 // totals += sum * scale for every sum of a tile.
 template <class Dot, int MT, int NP>
-QF_INLINE void flush_tile(const Batch<typename Dot::Word>& c, const TileOfWork<typename Dot::Word>& t,
+QF_INLINE void flush_tile(const PanelScales<typename Dot::S, NP>& scales,
+                          const TilesOfWork<typename Dot::Word>& t,
                           const LastSteps<typename Dot::Word>& last, Tile<Dot, MT, NP>& tile) {
   using S = typename Dot::S;
-  const PanelScales<S, NP> scales(c.p.packed, t.panel, c.segments[t.s].group);
+  const float* const before = t.totals_before(kNoTotals<S>);
   float* const totals = t.totals;
   tile.finish(
       last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-        float* total = totals + m * totals_stride<S>(NP) + v * S::kLanes;
-        S::store(total, S::fma(sum, scales.at(v), S::load(total)));
+        const int64_t at = m * totals_stride<S>(NP) + v * S::kLanes;
+        S::store(totals + at, S::fma(sum, scales.at(v), S::load(before + at)));
       });
 }
 
 template <class Dot, int MT, int NP>
-__attribute__((noinline)) void add_tile(const Batch<typename Dot::Word>& c,
-                                        const TileOfWork<typename Dot::Word>& t) {
-  const int64_t k = c.segments[t.s].end - c.segments[t.s].begin;
-  Tile<Dot, MT, NP> tile;
-  tile.clear();
-  flush_tile(c, t, tile.add(t.x, t.w, t.w_stride, k / Dot::kPerWord, t.ahead), tile);
+__attribute__((noinline)) void add_tiles(const Batch<typename Dot::Word>& c,
+                                         TilesOfWork<typename Dot::Word> t) {
+  const PanelScales<typename Dot::S, NP> scales(c.p.packed, t.panel, c.segments[t.s].group);
+  for (int64_t i = 0; i < t.count; ++i, t.next(MT, totals_stride<typename Dot::S>(NP))) {
+    Tile<Dot, MT, NP> tile;
+    tile.clear();
+    flush_tile(scales, t, tile.add(t.x, t.w, t.w_stride, t.steps, t.ahead), tile);
+  }
 }
 
 template <class A, qf_format Format, bool HasZeros>
@@ -240,13 +245,12 @@ struct FloatWork {
     return k / PanelDecoder<S, Format>::kPerWord * 8 * S::kLanes;
   }
 
-  QF_INLINE static bool begins_totals() { return false; }
   template <int MT, int NP>
-  QF_INLINE void add(const TileOfWork<Word>& t) const {
-    t.decode_to ? add_decoding<MT, NP>(t) : add_tile<Dot, MT, NP>(batch, t);
+  QF_INLINE void add(const TilesOfWork<Word>& t) const {
+    t.decode_to ? add_decoding<MT, NP>(t) : add_tiles<Dot, MT, NP>(batch, t);
   }
   template <int MT, int NP>
-  __attribute__((noinline)) void add_decoding(const TileOfWork<Word>& t) const {
+  __attribute__((noinline)) void add_decoding(const TilesOfWork<Word>& t) const {
     using Decoder = typename A::template Decoder<Format>;
     const Segment& segment = batch.segments[t.s];
     const PackedView& packed = batch.p.packed;
@@ -260,7 +264,7 @@ struct FloatWork {
     tile.template add_decoding<HasZeros>(Decoder(batch.p.weight.format), run,
                                          (segment.end - segment.begin) / Decoder::kPerWord, t.x, t.decode_to,
                                          t.w_stride, t.ahead);
-    flush_tile(batch, t, {}, tile);
+    flush_tile(PanelScales<S, NP>(packed, t.panel, segment.group), t, {}, tile);
   }
   QF_INLINE void finish(int64_t row, int64_t rows, int64_t panel, int64_t panels, const float* totals) const {
     finish_floats<S>(batch, row, rows, panel, panels, totals);

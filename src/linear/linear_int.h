@@ -131,18 +131,17 @@ struct CodeWork {
 
   // The sums of a tile, but for its last steps.
   template <int MT, int NP>
-  QF_INLINE LastSteps<int32_t> multiply(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
-    const Segment& segment = batch.segments[t.s];
-    const int64_t k = segment.end - segment.begin;
+  QF_INLINE LastSteps<int32_t> multiply(Tile<Dot, MT, NP>& tile, const TilesOfWork<int32_t>& t) const {
     if constexpr (kFormat == QF_INT4) {
       if (t.decode_to) {
-        const PackedRun run = {codes_at(t.panel, segment), batch.p.packed.panel_code_bytes(), nullptr, 0};
-        tile.template add_decoding<false>(NibbleDecoder<S>{}, run, k / 8, t.x, t.decode_to, t.w_stride,
+        const PackedRun run = {codes_at(t.panel, batch.segments[t.s]), batch.p.packed.panel_code_bytes(),
+                               nullptr, 0};
+        tile.template add_decoding<false>(NibbleDecoder<S>{}, run, t.steps / 2, t.x, t.decode_to, t.w_stride,
                                           t.ahead);
         return {};
       }
     }
-    return tile.add(t.x, t.w, t.w_stride, k / 4, t.ahead);
+    return tile.add(t.x, t.w, t.w_stride, t.steps, t.ahead);
   }
 };
 
@@ -185,16 +184,17 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
   static constexpr int64_t kRowsOfToken = 1;
   static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kIntSegment : 0;
 
-  QF_INLINE bool begins_totals() const { return batch.has_int_totals; }
   template <int MT, int NP>
-  __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {
-    Tile<Dot, MT, NP> tile;
-    begin(tile, t);
-    end(tile, this->multiply(tile, t), t);
+  __attribute__((noinline)) void add(TilesOfWork<int32_t> t) const {
+    for (int64_t i = 0; i < t.count; ++i, t.next(MT, totals_stride<S>(NP))) {
+      Tile<Dot, MT, NP> tile;
+      begin(tile, t);
+      end(tile, this->multiply(tile, t), t);
+    }
   }
   // A sum begins at -offset * (sum of x), so that codes may be multiplied as they are stored.
   template <int MT, int NP>
-  QF_INLINE void begin(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
+  QF_INLINE void begin(Tile<Dot, MT, NP>& tile, const TilesOfWork<int32_t>& t) const {
     const int32_t* x_sums = batch.sums + batch.sums_at(t.s, t.row);
     const int32_t* totals = int_totals(t);
     if (batch.has_int_totals && t.s > 0) {
@@ -208,7 +208,7 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
   }
   template <int MT, int NP>
   QF_INLINE void end(Tile<Dot, MT, NP>& tile, const LastSteps<int32_t>& last,
-                     const TileOfWork<int32_t>& t) const {
+                     const TilesOfWork<int32_t>& t) const {
     if (!batch.has_int_totals) {
       return choose_bool(
           batch.p.packed.zeros(t.panel) != nullptr, [&](auto has_zeros) __attribute__((always_inline)) {
@@ -224,13 +224,13 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
           S::store_i(totals + m * totals_stride<S>(NP) + v * L, S::ints(sum));
         });
   }
-  QF_INLINE static int32_t* int_totals(const TileOfWork<int32_t>& t) {
+  QF_INLINE static int32_t* int_totals(const TilesOfWork<int32_t>& t) {
     return reinterpret_cast<int32_t*>(t.totals);
   }
   // totals += scale * (sums - zero * sum of x)
   template <bool HasZeros, bool HasGroupScales, int MT, int NP>
   QF_INLINE void flush(Tile<Dot, MT, NP>& tile, const LastSteps<int32_t>& last,
-                       const TileOfWork<int32_t>& t) const {
+                       const TilesOfWork<int32_t>& t) const {
     const Segment& segment = batch.segments[t.s];
     const int64_t group = segment.group * 2 * L, panel_stride = batch.plan.num_groups * 2 * L;
     const float* scales = batch.p.packed.scales(t.panel) + group;
@@ -238,18 +238,18 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
     [[maybe_unused]] const int32_t* x_sums = batch.sums + batch.sums_at(t.s, t.row);
     const int64_t act_groups = batch.plan.act_groups;
     [[maybe_unused]] const float* x_scales = batch.scales + t.row * act_groups + segment.act_group;
+    const float* const before = t.totals_before(kNoTotals<S>);
     float* const totals = t.totals;
     tile.finish(
         last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-          const int64_t at = v / 2 * panel_stride + v % 2 * L;
-          float* total = totals + m * totals_stride<S>(NP) + v * L;
+          const int64_t at = v / 2 * panel_stride + v % 2 * L, to = m * totals_stride<S>(NP) + v * L;
           auto value = S::to_float(S::ints(sum));
           if constexpr (HasZeros) {
             value = S::fnma(S::load(zeros + at), S::set1(static_cast<float>(x_sums[m])), value);
           }
           auto scale = S::load(scales + at);
           if constexpr (HasGroupScales) scale = S::mul(scale, S::set1(x_scales[m * act_groups]));
-          S::store(total, S::fma(value, scale, S::load(total)));
+          S::store(totals + to, S::fma(value, scale, S::load(before + to)));
         });
   }
 
@@ -262,7 +262,7 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
 
 // A word of INT4 is two of bytes: low nibbles are the first 4 k, high ones the next 4.
 template <class Work, int MT, int NP>
-__attribute__((noinline)) void add_direct(const Work& work, const TileOfWork<int32_t>& t) {
+__attribute__((noinline)) void add_direct(const Work& work, const TilesOfWork<int32_t>& t) {
   using S = typename Work::S;
   constexpr bool kIsInt4 = Work::kFormat == QF_INT4;
   constexpr int64_t kWordBytes = 8 * S::kLanes;  // of a panel: two vectors of words
@@ -298,8 +298,8 @@ QF_INLINE void direct_panels(const Work& work, int64_t panel) {
   const auto& c = work.batch;
   alignas(64) float totals[MT * totals_stride<S>(NP)] = {};  // k may be 0
   for (int64_t s = 0; s < c.num_segments; ++s) {
-    TileOfWork<int32_t> tile = {};
-    tile.x = c.x + c.segments[s].begin / 4 * MT;
+    TilesOfWork<int32_t> tile = {};
+    tile.count = 1, tile.x = c.x + c.segments[s].begin / 4 * MT;
     tile.s = s, tile.panel = panel, tile.totals = totals;
     add_direct<Work, MT, NP>(work, tile);
   }

@@ -132,24 +132,25 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
   static constexpr int64_t kRowsOfToken = kLimbs;
   static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kLimbSegment : 0;
 
-  QF_INLINE static bool begins_totals() { return false; }
   template <int MT, int NP>
-  __attribute__((noinline)) void add(const TileOfWork<int32_t>& t) const {
+  __attribute__((noinline)) void add(TilesOfWork<int32_t> t) const {
     if constexpr (MT % kLimbs == 0) {  // no other tile is made
-      Tile<Dot, MT, NP> tile;
-      begin(tile, t);
-      end(tile, this->multiply(tile, t), t);
+      for (int64_t i = 0; i < t.count; ++i, t.next(MT, totals_stride<S>(NP))) {
+        Tile<Dot, MT, NP> tile;
+        begin(tile, t);
+        end(tile, this->multiply(tile, t), t);
+      }
     }
   }
   template <int MT, int NP>
-  QF_INLINE void begin(Tile<Dot, MT, NP>& tile, const TileOfWork<int32_t>& t) const {
+  QF_INLINE void begin(Tile<Dot, MT, NP>& tile, const TilesOfWork<int32_t>& t) const {
     const int32_t* sums = batch.sums + t.s * batch.rows + t.row;
     tile.each([&](auto& sum, auto m, auto)
                   __attribute__((always_inline)) { sum = S::sums(S::set1(-kOffset * sums[m])); });
   }
   template <int MT, int NP>
   QF_INLINE void end(Tile<Dot, MT, NP>& tile, const LastSteps<int32_t>& last,
-                     const TileOfWork<int32_t>& t) const {
+                     const TilesOfWork<int32_t>& t) const {
     choose_bool(
         batch.p.packed.zeros(t.panel) != nullptr, [&](auto has_zeros) __attribute__((always_inline)) {
           flush<has_zeros.value>(tile, last, t);
@@ -159,12 +160,13 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
   // of x). Sums of 128 products of bytes, times 256, are int32.
   template <bool HasZeros, int MT, int NP>
   QF_INLINE void flush(Tile<Dot, MT, NP>& tile, const LastSteps<int32_t>& last,
-                       const TileOfWork<int32_t>& t) const {
+                       const TilesOfWork<int32_t>& t) const {
     const int64_t group = batch.segments[t.s].group * 2 * L, panel_stride = batch.plan.num_groups * 2 * L;
     const int64_t at_token = t.s * batch.tokens() + t.row / kLimbs;
     const float *scales = batch.p.packed.scales(t.panel) + group, *factors = batch.factors + at_token;
     [[maybe_unused]] const float* zeros = HasZeros ? batch.p.packed.zeros(t.panel) + group : nullptr;
     [[maybe_unused]] const float* sums_of_x = batch.sums_of_x + at_token;
+    const float* const before = t.totals_before(kNoTotals<S>);
     float* const totals = t.totals;
     tile.finish(
         last, [&](auto& third, auto row, auto vector) __attribute__((always_inline)) {
@@ -177,8 +179,8 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
           auto value = S::fma(high, S::set1(65536.0f), S::to_float(low));
           if constexpr (HasZeros) value = S::fnma(S::load(zeros + at), S::set1(sums_of_x[token]), value);
           const auto scale = S::mul(S::load(scales + at), S::set1(factors[token]));
-          float* total = totals + token * kLimbs * totals_stride<S>(NP) + v * L;
-          S::store(total, S::fma(value, scale, S::load(total)));
+          const int64_t to = token * kLimbs * totals_stride<S>(NP) + v * L;
+          S::store(totals + to, S::fma(value, scale, S::load(before + to)));
         });
   }
   QF_INLINE void finish(int64_t row, int64_t rows, int64_t panel, int64_t panels, const float* totals) const {

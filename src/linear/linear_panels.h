@@ -8,7 +8,7 @@
 //
 //   for each pair of panels, whose totals are on the stack
 //     for each segment of k, for each tile of rows: product of the tile, times the scale, added to the
-//       totals. The first tile decodes the codes, into the L1 cache, on its way
+//       totals. The first tile decodes the codes, into the L1 cache, on its way; the others are one call
 //     epilogue of the pair
 #pragma once
 
@@ -162,7 +162,7 @@ template <class S, class SumsOf>
 QF_INLINE void finish_rows(const Problem& p, const Destination& to, int64_t row, int64_t rows, int64_t panel,
                            int64_t panels, const SumsOf& sums_of) {
   constexpr int64_t L = S::kLanes;
-  const bool is_gated = p.weight.is_gated, has_bias = static_cast<bool>(p.bias);
+  const bool is_gated = p.weight.is_gated;
   const int64_t panel_cols = is_gated ? L : 2 * L, col = panel * panel_cols;  // of y
   const int64_t count = p.n_out - col < panels * panel_cols ? p.n_out - col : panels * panel_cols;
   if (p.is_plain_sum() && !p.out.is_quantized()) {
@@ -177,49 +177,53 @@ QF_INLINE void finish_rows(const Problem& p, const Destination& to, int64_t row,
           }
         });
   }
-  alignas(64) float bias[kMaxPanels<S> * 2 * L];  // as sums are
-  for (int64_t i = 0; has_bias && i < panels * 2 * L; i += L) {
+  alignas(64) float bias[kMaxPanels<S> * 2 * L];  // as sums are; without one -0, which changes no sum
+  for (int64_t i = 0; i < panels * 2 * L; i += L) {
     const int64_t at = is_gated ? i / (2 * L) * L : i, up = is_gated && i % (2 * L) != 0 ? p.n_out : 0;
-    S::store(bias + i, load_some<S>(p.bias.dtype, p.bias.data, up + col + at, count - at));
+    S::store(bias + i, p.bias ? load_some<S>(p.bias.dtype, p.bias.data, up + col + at, count - at)
+                              : S::set1(-0.0f));
   }
-  choose_value<QF_IDENTITY, QF_RELU, QF_GELU, QF_GELU_TANH, QF_SILU>(
-      p.activation, [&](auto activation) __attribute__((always_inline)) {
-        // What belongs to column i of a row's sums.
-        const auto value = [&](const auto& sums, int64_t r, int64_t i) __attribute__((always_inline)) {
-          const auto biased = [&](int64_t at) __attribute__((always_inline)) {
-            return has_bias ? S::add(sums(at), S::load(bias + at)) : sums(at);
-          };
-          auto y = activate<S>(activation.value, biased(is_gated ? 2 * i : i));
-          if (is_gated) y = S::mul(y, biased(2 * i + L));
-          if (!p.residual) return y;
-          return S::add(y,
-                        load_some<S>(p.residual.dtype, p.residual.row_bytes_at(row + r), col + i, count - i));
-        };
-        if (!p.out.is_quantized()) {
-          choose_float(
-              p.out.y.dtype, [&](auto type) __attribute__((always_inline)) {
-                for (int64_t r = 0; r < rows; ++r) {
-                  auto* out = p.out.y.row<typename decltype(type)::type>(row + r) + col;
-                  const auto sums = sums_of(r);
-                  int64_t i = 0;
-                  for (; i + L <= count; i += L) S::store(out + i, value(sums, r, i));
-                  if (i < count) S::store(out + i, value(sums, r, i), count - i);
-                }
-              });
-          return;
-        }
-        alignas(64) float values[kMaxPanels<S> * 2 * L];
-        for (int64_t r = 0; r < rows; ++r) {
-          const auto sums = sums_of(r);
-          for (int64_t i = 0; i < count; i += L) S::store(values + i, value(sums, r, i));
-          if (to.is_staged) {
-            float* out = to.result + (row + r - to.first_row) * p.n_out + col;
-            for (int64_t i = 0; i < count; i += L) S::store(out + i, S::load(values + i), count - i);
-          } else {
-            store_output<S>(p.out, row + r, col, values, count);
-          }
-        }
-      });
+  const auto choose_activation = [&](const auto& body) __attribute__((always_inline)) {
+    choose_value<QF_IDENTITY, QF_RELU, QF_GELU, QF_GELU_TANH, QF_SILU>(p.activation, body);
+  };
+  // What belongs to column i of row r, whose sums these are.
+  const auto value = [&](auto activation, const auto& sums, int64_t r, int64_t i)
+      __attribute__((always_inline)) {
+    const auto biased = [&](int64_t at) __attribute__((always_inline)) {
+      return S::add(sums(at), S::load(bias + at));
+    };
+    auto y = activate<S>(activation.value, biased(is_gated ? 2 * i : i));
+    if (is_gated) y = S::mul(y, biased(2 * i + L));
+    if (!p.residual) return y;
+    return S::add(y, load_some<S>(p.residual.dtype, p.residual.row_bytes_at(row + r), col + i, count - i));
+  };
+  if (!p.out.is_quantized()) {
+    return choose_activation([&](auto activation) __attribute__((always_inline)) {
+      choose_float(
+          p.out.y.dtype, [&](auto type) __attribute__((always_inline)) {
+            for (int64_t r = 0; r < rows; ++r) {
+              auto* out = p.out.y.row<typename decltype(type)::type>(row + r) + col;
+              const auto sums = sums_of(r);
+              int64_t i = 0;
+              for (; i + L <= count; i += L) S::store(out + i, value(activation, sums, r, i));
+              if (i < count) S::store(out + i, value(activation, sums, r, i), count - i);
+            }
+          });
+    });
+  }
+  alignas(64) float values[kMaxPanels<S> * 2 * L];
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto sums = sums_of(r);
+    choose_activation([&](auto activation) __attribute__((always_inline)) {
+      for (int64_t i = 0; i < count; i += L) S::store(values + i, value(activation, sums, r, i));
+    });
+    if (to.is_staged) {
+      float* out = to.result + (row + r - to.first_row) * p.n_out + col;
+      for (int64_t i = 0; i < count; i += L) S::store(out + i, S::load(values + i), count - i);
+    } else {
+      store_output<S>(p.out, row + r, col, values, count);
+    }
+  }
 }
 
 // After the last panel: quantizes the staged rows.
@@ -283,6 +287,32 @@ QF_INLINE void fetch_y(const Problem& p, const Destination& to, int64_t token, i
   }
 }
 
+// Neighbouring tiles of a segment of k and a pair of panels (or one), by one call: with all that they share
+// found once, the sums of a tile are still on their way to the totals when the next one begins.
+template <class Word>
+struct TilesOfWork {
+  int64_t count, steps;  // tiles, and steps of k
+  const Word* x;         // [tile][step][row]
+  const Word* w;
+  int64_t w_stride;  // words from panel to panel
+  Word* decode_to;   // where w is to be decoded to, by one tile; null where it lies there already
+  int64_t s;         // segment
+  int64_t row, panel;
+  float* totals;  // [row][NP][2][lanes]: set by the first segment, whatever they were
+  ShareAhead ahead;
+
+  // What the totals of a tile are before the segment's products are added.
+  QF_INLINE const float* totals_before(const float* none) const { return s == 0 ? none : totals; }
+  QF_INLINE void next(int64_t tile_rows, int64_t stride) {
+    x += tile_rows * steps, row += tile_rows, totals += tile_rows * stride;
+    ahead.at += ahead.step * (steps / 2);
+  }
+};
+
+// Totals of a tile that has none yet.
+template <class S>
+alignas(64) inline constexpr float kNoTotals[kMaxTileRows * kMaxPanels<S> * 2 * S::kLanes] = {};
+
 // What a batch does with a pair of panels (or one) is the work of its kernel:
 //
 //   Work::Dot                              of its tiles
@@ -291,21 +321,8 @@ QF_INLINE void fetch_y(const Problem& p, const Destination& to, int64_t token, i
 //                                          they lie
 //   codes_at(panel, segment)               where the packed codes of a segment are
 //   code_bytes(k)                          of a panel
-//   add<MT, NP>(tile)                      totals += product of the tile, times the scale
-//   begins_totals()                        whether add() sets the totals of the first segment, whatever they
-//                                          were
+//   add<MT, NP>(tiles)                     totals += product of each tile, times the scale
 //   finish(row, rows, panel, panels, totals)  the epilogue
-template <class Word>
-struct TileOfWork {
-  const Word* x;
-  const Word* w;
-  int64_t w_stride;  // words from panel to panel
-  Word* decode_to;   // where w is to be decoded to; null where it lies there already
-  int64_t s;         // segment
-  int64_t row, panel;
-  float* totals;  // [row][NP][2][lanes]
-  ShareAhead ahead;
-};
 
 // Rows [row0, row1) of a batch by panels [begin, end).
 template <class Work>
@@ -325,44 +342,44 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
 
   for (int64_t panel = begin; panel < end; panel += kPanels) {
     const int64_t panels = end - panel < kPanels ? end - panel : kPanels, stride = totals_stride<S>(panels);
-    const auto clear_totals = [&](int64_t count) {
-      __builtin_memset(totals, 0, static_cast<size_t>(count * stride) * sizeof(float));
-    };
-    if (!has_one_segment && (c.num_segments == 0 || !work.begins_totals())) clear_totals(rows);
+    if (c.num_segments == 0) __builtin_memset(totals, 0, static_cast<size_t>(rows * stride) * sizeof(float));
     for (int64_t s = 0; s < c.num_segments; ++s) {
       const Segment& segment = c.segments[s];
       const int64_t steps = (segment.end - segment.begin) / Dot::kPerWord;
       const int64_t code_bytes = work.code_bytes(segment.end - segment.begin);
-      TileOfWork<Word> tile = {};
-      tile.s = s, tile.panel = panel;
+      const bool is_last = s + 1 == c.num_segments;
+      TilesOfWork<Word> run = {};
+      run.s = s, run.panel = panel, run.steps = steps;
       if constexpr (kDecodes) {
-        tile.w = decoded, tile.w_stride = steps * 2 * S::kLanes;
+        run.w = decoded, run.w_stride = steps * 2 * S::kLanes;
       } else {
-        tile.w = reinterpret_cast<const Word*>(work.codes_at(panel, segment));
-        tile.w_stride = c.p.packed.panel_code_bytes() / static_cast<int64_t>(sizeof(Word));
+        run.w = reinterpret_cast<const Word*>(work.codes_at(panel, segment));
+        run.w_stride = c.p.packed.panel_code_bytes() / static_cast<int64_t>(sizeof(Word));
       }
-      const uint8_t* next = s + 1 < c.num_segments ? work.codes_at(panel, c.segments[s + 1])
-                                                   : work.codes_at(panel + kPanels, c.segments[0]);
-      tile.ahead = {next, c.p.packed.panel_code_bytes(), ceil_div(2 * code_bytes, steps * tiles)};
-      for (int64_t row = row0; row < row1; row += c.tile_rows) {
+      const uint8_t* next = is_last ? work.codes_at(panel + kPanels, c.segments[0])
+                                    : work.codes_at(panel, c.segments[s + 1]);
+      run.ahead = {next, c.p.packed.panel_code_bytes(), ceil_div(2 * code_bytes, steps * tiles)};
+      for (int64_t row = row0; row < row1; row += run.count * c.tile_rows) {
+        // One by one: a tile that decodes, that has fewer rows, or whose sums are complete at its end.
         const int64_t count = row + c.tile_rows < row1 ? c.tile_rows : row1 - row;
-        tile.x = c.x + segment.begin / Dot::kPerWord * c.rows + row * steps;
-        tile.row = row;
-        tile.decode_to = kDecodes && row == row0 ? decoded : nullptr;
-        tile.totals = totals + (has_one_segment ? 0 : row - row0) * stride;
-        if (has_one_segment && !work.begins_totals()) clear_totals(count);
-        if (s + 1 == c.num_segments) {
+        const bool decodes = kDecodes && row == row0;
+        run.count = decodes || is_last || count < c.tile_rows ? 1 : (row1 - row) / c.tile_rows;
+        run.x = c.x + segment.begin / Dot::kPerWord * c.rows + row * steps;
+        run.row = row;
+        run.decode_to = decodes ? decoded : nullptr;
+        run.totals = totals + (has_one_segment ? 0 : row - row0) * stride;
+        if (is_last) {
           fetch_y<S>(c.p, c.to, row / Work::kRowsOfToken, count / Work::kRowsOfToken, panel, panels);
         }
         choose_tile_rows(
             count, [&](auto mt) __attribute__((always_inline)) {
               if (kPanels == 2 && panels == 2) {
-                work.template add<mt.value, kPanels>(tile);
+                work.template add<mt.value, kPanels>(run);
               } else {
-                work.template add<mt.value, 1>(tile);
+                work.template add<mt.value, 1>(run);
               }
             });
-        tile.ahead.at += tile.ahead.step * (steps / 2);
+        run.ahead.at += run.ahead.step * (steps / 2) * run.count;
         if (has_one_segment) work.finish(row, count, panel, panels, totals);
       }
     }
