@@ -54,7 +54,9 @@ std::string compare_scales(const Output& output, const Expected& expected, int64
       const double want = scale_from_amax(static_cast<float>(amax), qmax);
       const double got = scale_at(output, r, g), allowed = bound / qmax + 4 * 0x1p-24 * want;
       if (!(std::abs(got - want) <= allowed)) {
-        differences.add(r, g, fmt::format("is {:.9g}, expected {:.9g} +- {:.2g}", got, want, allowed));
+        differences.add(r, g, [&] {
+          return fmt::format("is {:.9g}, expected {:.9g} +- {:.2g}", got, want, allowed);
+        });
       }
     }
   }
@@ -63,8 +65,8 @@ std::string compare_scales(const Output& output, const Expected& expected, int64
 
 }  // namespace
 
-void Differences::add(int64_t r, int64_t c, const std::string& what) {
-  if (count_++ == 0) first_ = fmt::format("{}[{}, {}] {}", tensor_, r, c, what);
+void Differences::describe_first(int64_t r, int64_t c, const std::string& what) {
+  first_ = fmt::format("{}[{}, {}] {}", tensor_, r, c, what);
 }
 
 std::string Differences::text() const {
@@ -84,7 +86,7 @@ std::string compare_exactly(const Tensor& tensor, const Image& expected) {
         continue;
       const double a = got.value(r, c), b = expected.value(r, c);
       if (is_float && std::isnan(a) && std::isnan(b)) continue;
-      differences.add(r, c, fmt::format("is {:.9g}, expected {:.9g}", a, b));
+      differences.add(r, c, [&] { return fmt::format("is {:.9g}, expected {:.9g}", a, b); });
     }
   }
   return differences.text();
@@ -120,7 +122,8 @@ std::string compare_floats(const Tensor& y, const Expected& expected) {
       const double v = expected.values[i], bound = expected.bounds[i], a = got.value(r, c);
       if (a == v || (std::isnan(v) && std::isnan(a))) continue;  // infinities have no bounds about them
       if (!(rounded(got.dtype, v - bound) <= a && a <= rounded(got.dtype, v + bound))) {
-        differences.add(r, c, fmt::format("is {:.9g}, expected {:.9g} +- {:.2g}", a, v, bound));
+        differences.add(r, c,
+                        [&] { return fmt::format("is {:.9g}, expected {:.9g} +- {:.2g}", a, v, bound); });
       }
     }
   }
@@ -149,9 +152,10 @@ std::string compare_output(const Output& output, const Expected& expected) {
       const double high = decoded(output.format, static_cast<float>(v + reach), inverse);
       if (std::isnan(v) && std::isnan(low) && std::isnan(a)) continue;
       if (!(low <= a && a <= high)) {
-        differences.add(
-            r, c,
-            fmt::format("is code {:g}, expected {:g} to {:g} for {:.9g} +- {:.2g}", a, low, high, v, bound));
+        differences.add(r, c, [&] {
+          return fmt::format("is code {:g}, expected {:g} to {:g} for {:.9g} +- {:.2g}", a, low, high, v,
+                             bound);
+        });
       }
     }
   }

@@ -14,10 +14,16 @@ namespace quantfuse::cases {
 class Differences {
  public:
   explicit Differences(std::string tensor) : tensor_(std::move(tensor)) {}
-  void add(int64_t r, int64_t c, const std::string& what);
+  // what(): the difference in words, asked for the first one alone.
+  template <class What>
+  void add(int64_t r, int64_t c, const What& what) {
+    if (count_++ == 0) describe_first(r, c, what());
+  }
   std::string text() const;
 
  private:
+  void describe_first(int64_t r, int64_t c, const std::string& what);
+
   std::string tensor_, first_;
   int64_t count_ = 0;
 };

@@ -13,6 +13,7 @@
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
 #include "cases/weight.h"
+#include "core/dot_products.h"
 #include "formats/codes.h"
 
 namespace quantfuse::cases {
@@ -167,7 +168,9 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     run_reference_into(sum, a);
 
     const std::vector<double> w = weight_.magnitudes();
-    const std::vector<double> sums = sums_of_magnitudes(w), of_input = bounds_of_input(w);
+    std::vector<double> x;  // magnitudes
+    for (int64_t i = 0; i < m; ++i) append_magnitudes(i, x);
+    const std::vector<double> sums = sums_of_magnitudes(x, w), of_input = bounds_of_input(x, w);
     const bool is_fp8_product = is_fp8(spec_.act_format) && is_fp8(spec_.weight.format);
     // Of x normalized: the mean of the squares, and the rounding to x's type, before or after the factor.
     const DType dtype = dtype_of(spec_.dtype);
@@ -195,23 +198,19 @@ class LinearCase final : public OperationCase<qf_linear_args> {
   }
 
   // sum_k |x[m,k]| |w[n,k]| + |bias[n]|, [m, n].
-  std::vector<double> sums_of_magnitudes(const std::vector<double>& w) const {
-    std::vector<double> x(static_cast<size_t>(k)), sums;
+  std::vector<double> sums_of_magnitudes(const std::vector<double>& x, const std::vector<double>& w) const {
+    std::vector<double> sums(static_cast<size_t>(m * n));
     for (int64_t i = 0; i < m; ++i) {
-      const double norm = inverse_rms(i);
-      for (int64_t t = 0; t < k; ++t) x[static_cast<size_t>(t)] = norm * input_magnitude(i, t);
-      for (int64_t j = 0; j < n; ++j) {
-        double sum = bias_ ? std::abs(bias_->initial().value(0, j)) : 0;
-        for (int64_t t = 0; t < k; ++t) sum += x[static_cast<size_t>(t)] * w[static_cast<size_t>(j * k + t)];
-        sums.push_back(sum);
-      }
+      double* row = sums.data() + i * n;
+      dot_products(w.data(), n, k, x.data() + i * k, row);
+      for (int64_t j = 0; bias_ && j < n; ++j) row[j] += std::abs(bias_->initial().value(0, j));
     }
     return sums;
   }
 
   // What x in fixed point adds to the error of a sum, and x that was normalized to numbers which f16 has no
   // finer steps for, [m, n].
-  std::vector<double> bounds_of_input(const std::vector<double>& w) const {
+  std::vector<double> bounds_of_input(const std::vector<double>& x, const std::vector<double>& w) const {
     std::vector<double> bounds(static_cast<size_t>(m * n));
     if (x_gain_ && dtype_of(spec_.dtype) == DType::f16) {
       for (size_t at = 0; at < bounds.size(); ++at) {
@@ -223,34 +222,43 @@ class LinearCase final : public OperationCase<qf_linear_args> {
         spec_.act_format == QF_FORMAT_NONE && spec_.dtype.bits == 16 && is_integer(spec_.weight.format);
     for (int64_t t = 0; may_be_fixed_point && t < k; t += kFixedPointTile) {
       const int64_t end = std::min(t + kFixedPointTile, k);
+      std::vector<double> of_weight(static_cast<size_t>(n));
+      for (int64_t j = 0; j < n; ++j) {
+        const auto row = w.begin() + j * k;
+        of_weight[static_cast<size_t>(j)] = std::accumulate(row + t, row + end, 0.0);
+      }
       for (int64_t i = 0; i < m; ++i) {
-        double largest = 0;
-        for (int64_t c = t; c < end; ++c) largest = std::max(largest, input_magnitude(i, c));
-        largest *= inverse_rms(i);
-        for (int64_t j = 0; j < n; ++j) {
-          const auto row = w.begin() + j * k;
-          bounds[static_cast<size_t>(i * n + j)] +=
-              fixed_point_error(largest) * std::accumulate(row + t, row + end, 0.0);
-        }
+        const auto row = x.begin() + i * k;
+        const double error = fixed_point_error(*std::max_element(row + t, row + end));
+        for (int64_t j = 0; j < n; ++j)
+          bounds[static_cast<size_t>(i * n + j)] += error * of_weight[static_cast<size_t>(j)];
       }
     }
     return bounds;
   }
 
-  double input_magnitude(int64_t i, int64_t t) const {
+  // Those of row i of x, as it is multiplied.
+  void append_magnitudes(int64_t i, std::vector<double>& sizes) const {
     const Image& x = x_->initial();
-    if (spec_.has_quantized_x) {
-      return std::abs(decode_at(spec_.act_format, x.row(i), t)) *
-             x_scale_->initial().value(i, t / act_group_);
+    const double norm = inverse_rms(i);
+    for (int64_t begin = 0; begin < k; begin += act_group_) {
+      const int64_t end = std::min(begin + act_group_, k);
+      double amax = 0;
+      for (int64_t t = begin; t < end && !spec_.has_quantized_x; ++t)
+        amax = std::max(amax, std::abs(x.value(i, t)));
+      for (int64_t t = begin; t < end; ++t) {
+        if (spec_.has_quantized_x) {
+          sizes.push_back(std::abs(decode_at(spec_.act_format, x.row(i), t)) *
+                          x_scale_->initial().value(i, t / act_group_));
+        } else if (spec_.act_format == QF_FORMAT_NONE) {
+          const double gain = x_gain_ ? std::abs(x_gain_->initial().value(0, t)) : 1;
+          sizes.push_back(norm * std::abs(x.value(i, t)) * gain);
+        } else {
+          // Half a step more: of the largest in the group for integers, an eighth of the number for FP8.
+          sizes.push_back(std::abs(x.value(i, t)) * 1.125 + amax / 254);
+        }
+      }
     }
-    if (spec_.act_format == QF_FORMAT_NONE)
-      return std::abs(x.value(i, t)) * (x_gain_ ? std::abs(x_gain_->initial().value(0, t)) : 1);
-    // Half a step more: of the largest in the group for integers, an eighth of the number itself for FP8.
-    double amax = 0;
-    for (int64_t g = t / act_group_ * act_group_, end = std::min(g + act_group_, k); g < end; ++g) {
-      amax = std::max(amax, std::abs(x.value(i, g)));
-    }
-    return std::abs(x.value(i, t)) * 1.125 + amax / 254;
   }
 
   // What the norm multiplies row i with, besides the gain.

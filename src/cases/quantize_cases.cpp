@@ -136,9 +136,10 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
         const double got = squared_error(q, scale, zero, R, C),
                      want = squared_error(ref_q, ref_scale, ref_zero, R, C);
         if (!(got <= want * (1 + 1e-4))) {
-          scales.add(R, C,
-                     "leads to squared error " + std::to_string(got) + ", the reference's to " +
-                         std::to_string(want));
+          scales.add(R, C, [&] {
+            return "leads to squared error " + std::to_string(got) + ", the reference's to " +
+                   std::to_string(want);
+          });
         }
       }
     }
@@ -151,15 +152,16 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
                                           zero_ ? static_cast<int>(zero.value(i)) : 0);
         const float want = decode_at(spec_.format, &code, 0), got = decode_at(spec_.format, q.row(r), c);
         if (!(got == want || (std::isnan(got) && std::isnan(want)))) {
-          codes.add(
-              r, c,
-              "is " + std::to_string(got) + ", expected " + std::to_string(want) + " for the scale written");
+          codes.add(r, c, [&] {
+            return "is " + std::to_string(got) + ", expected " + std::to_string(want) +
+                   " for the scale written";
+          });
         }
         if (row_sums_) sum[static_cast<size_t>(C)] += static_cast<int64_t>(got);
       }
       for (int64_t C = 0; row_sums_ && C < col_blocks_; ++C) {
         const auto got = static_cast<int64_t>(row_sums_->result().value(r, C));
-        if (got != sum[static_cast<size_t>(C)]) sums.add(r, C, "is not the sum of the codes written");
+        if (got != sum[static_cast<size_t>(C)]) sums.add(r, C, [] { return "is not the sum of the codes written"; });
       }
     }
     for (const Differences* d : {&scales, &codes, &sums}) {

@@ -10,6 +10,7 @@
 #include "cases/describe.h"
 #include "cases/operation_case.h"
 #include "cases/test_cases.h"
+#include "core/dot_products.h"
 #include "formats/codes.h"
 
 namespace quantfuse::cases {
@@ -141,11 +142,12 @@ class ScaledMmCase final : public OperationCase<qf_scaled_mm_args> {
 
     const std::vector<double> size_a = magnitudes_a(), size_b = magnitudes_b();
     expected_ = {};
+    std::vector<double> sums(static_cast<size_t>(n));
     for (int64_t i = 0; i < m; ++i) {
+      dot_products(size_b.data(), n, k, size_a.data() + i * k, sums.data());
       for (int64_t j = 0; j < n; ++j) {
-        double sum = bias_ ? std::abs(bias_->initial().value(0, j)) : 0;
-        for (int64_t t = 0; t < k; ++t)
-          sum += size_a[static_cast<size_t>(i * k + t)] * size_b[static_cast<size_t>(j * k + t)];
+        const double sum =
+            sums[static_cast<size_t>(j)] + (bias_ ? std::abs(bias_->initial().value(0, j)) : 0);
         expected_.values.push_back(c.at(i, j));
         const double of_fp8 =
             is_fp8(spec_.a_format) ? fp8_sum_bound(device, spec_.has_fast_accumulation ? k : 0, sum) : 0;

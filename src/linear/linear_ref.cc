@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/dot_products.h"
 #include "cpu/scalar.h"
 #include "linear/linear.h"
 
@@ -13,8 +14,7 @@ namespace quantfuse::linear_ref {
 using linear::Problem;
 namespace {
 
-std::vector<double> input_row(const Problem& p, int64_t r) {
-  std::vector<double> x(p.k);
+void input_row(const Problem& p, int64_t r, double* x) {
   const char* row = p.x.row_bytes_at(r);
   for (int64_t k0 = 0; k0 < p.k; k0 += p.act_group) {
     const int64_t k1 = std::min(k0 + p.act_group, p.k);
@@ -38,11 +38,10 @@ std::vector<double> input_row(const Problem& p, int64_t r) {
   }
   if (p.x_gain) {
     double squares = 0;
-    for (const double v : x) squares += v * v;
+    for (int64_t k = 0; k < p.k; ++k) squares += x[k] * x[k];
     const double inverse = 1 / std::sqrt(squares / static_cast<double>(p.k) + p.x_eps);
     for (int64_t k = 0; k < p.k; ++k) x[k] *= inverse * float_at(p.x_gain, k);
   }
-  return x;
 }
 
 std::vector<double> weight_row(const Weight& w, int64_t n) {
@@ -63,18 +62,14 @@ Verdict accepts(const Problem& p) {
 
 void launch(const Problem& p, const Launch&) {
   check_weight_values(Arguments("linear", true), p.weight);
-  std::vector<std::vector<double>> x(p.m);
-  for (int64_t m = 0; m < p.m; ++m) x[m] = input_row(p, m);
+  std::vector<double> x(p.m * p.k), sums(p.m);
+  for (int64_t m = 0; m < p.m; ++m) input_row(p, m, x.data() + m * p.k);
 
   std::vector<std::vector<double>> z(p.m, std::vector<double>(p.n));  // x w^T + bias
   for (int64_t n = 0; n < p.n; ++n) {
-    const std::vector<double> w = weight_row(p.weight, n);
+    dot_products(x.data(), p.m, p.k, weight_row(p.weight, n).data(), sums.data());
     const double bias = p.bias ? float_at(p.bias, n) : 0.0;
-    for (int64_t m = 0; m < p.m; ++m) {
-      double sum = 0;
-      for (int64_t k = 0; k < p.k; ++k) sum += x[m][k] * w[k];
-      z[m][n] = sum + bias;
-    }
+    for (int64_t m = 0; m < p.m; ++m) z[m][n] = sums[m] + bias;
   }
   std::vector<float> y(p.n_out);
   for (int64_t m = 0; m < p.m; ++m) {
