@@ -54,9 +54,8 @@ std::string compare_scales(const Output& output, const Expected& expected, int64
       const double want = scale_from_amax(static_cast<float>(amax), qmax);
       const double got = scale_at(output, r, g), allowed = bound / qmax + 4 * 0x1p-24 * want;
       if (!(std::abs(got - want) <= allowed)) {
-        differences.add(r, g, [&] {
-          return fmt::format("is {:.9g}, expected {:.9g} +- {:.2g}", got, want, allowed);
-        });
+        differences.add(
+            r, g, [&] { return fmt::format("is {:.9g}, expected {:.9g} +- {:.2g}", got, want, allowed); });
       }
     }
   }

@@ -161,7 +161,8 @@ class QuantizeCase final : public OperationCase<qf_quantize_args> {
       }
       for (int64_t C = 0; row_sums_ && C < col_blocks_; ++C) {
         const auto got = static_cast<int64_t>(row_sums_->result().value(r, C));
-        if (got != sum[static_cast<size_t>(C)]) sums.add(r, C, [] { return "is not the sum of the codes written"; });
+        if (got != sum[static_cast<size_t>(C)])
+          sums.add(r, C, [] { return "is not the sum of the codes written"; });
       }
     }
     for (const Differences* d : {&scales, &codes, &sums}) {

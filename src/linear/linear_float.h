@@ -206,8 +206,8 @@ QF_INLINE void multiply_direct(const Batch<typename A::Dot::Word>& c, int64_t be
 // totals += sum * scale for every sum of a tile.
 template <class Dot, int MT, int NP>
 QF_INLINE void flush_tile(const PanelScales<typename Dot::S, NP>& scales,
-                          const TilesOfWork<typename Dot::Word>& t,
-                          const LastSteps<typename Dot::Word>& last, Tile<Dot, MT, NP>& tile) {
+                          const TilesOfWork<typename Dot::Word>& t, const LastSteps<typename Dot::Word>& last,
+                          Tile<Dot, MT, NP>& tile) {
   using S = typename Dot::S;
   const float* const before = t.totals_before(kNoTotals<S>);
   float* const totals = t.totals;

@@ -180,8 +180,8 @@ QF_INLINE void finish_rows(const Problem& p, const Destination& to, int64_t row,
   alignas(64) float bias[kMaxPanels<S> * 2 * L];  // as sums are; without one -0, which changes no sum
   for (int64_t i = 0; i < panels * 2 * L; i += L) {
     const int64_t at = is_gated ? i / (2 * L) * L : i, up = is_gated && i % (2 * L) != 0 ? p.n_out : 0;
-    S::store(bias + i, p.bias ? load_some<S>(p.bias.dtype, p.bias.data, up + col + at, count - at)
-                              : S::set1(-0.0f));
+    S::store(bias + i,
+             p.bias ? load_some<S>(p.bias.dtype, p.bias.data, up + col + at, count - at) : S::set1(-0.0f));
   }
   const auto choose_activation = [&](const auto& body) __attribute__((always_inline)) {
     choose_value<QF_IDENTITY, QF_RELU, QF_GELU, QF_GELU_TANH, QF_SILU>(p.activation, body);
@@ -356,8 +356,8 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
         run.w = reinterpret_cast<const Word*>(work.codes_at(panel, segment));
         run.w_stride = c.p.packed.panel_code_bytes() / static_cast<int64_t>(sizeof(Word));
       }
-      const uint8_t* next = is_last ? work.codes_at(panel + kPanels, c.segments[0])
-                                    : work.codes_at(panel, c.segments[s + 1]);
+      const uint8_t* next =
+          is_last ? work.codes_at(panel + kPanels, c.segments[0]) : work.codes_at(panel, c.segments[s + 1]);
       run.ahead = {next, c.p.packed.panel_code_bytes(), ceil_div(2 * code_bytes, steps * tiles)};
       for (int64_t row = row0; row < row1; row += run.count * c.tile_rows) {
         // One by one: a tile that decodes, that has fewer rows, or whose sums are complete at its end.
