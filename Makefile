@@ -6,6 +6,9 @@ JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 PYTHON := .venv/bin/python
 
+# The demo compiles the CUDA kernels where there is a GPU for them: they take most of the time of a build.
+DEMO_CUDA = $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo AUTO || echo OFF)
+
 # Lets ccache share objects between build folders and copies of the tree.
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
@@ -26,9 +29,9 @@ setup-fuzz:
 	@scripts/setup.sh fuzz
 
 demo: setup  ## a layer of a language model, quantized, checked and timed; a whole one where `make build` found PyTorch
-	cmake --preset demo
+	cmake --preset demo -DQUANTFUSE_CUDA=$(DEMO_CUDA)
 	cmake --build --preset demo -j $(JOBS)
-	build/quantfuse demo
+	build-demo/quantfuse demo
 	@if $(PYTHON) -c 'import torch, quantfuse' 2>/dev/null; then \
 	  $(PYTHON) -m quantfuse.bench.model --shape llama-160m --scheme int8,int4 --device cpu; fi
 
@@ -70,4 +73,4 @@ install: setup  ## library, headers, command, CMake package and pkg-config file 
 	cmake --install build-release --prefix "$(PREFIX)"
 
 clean:  ## remove what was built (not .venv)
-	rm -rf build build-sanitize build-fuzz build-release
+	rm -rf build build-demo build-sanitize build-fuzz build-release
