@@ -2,7 +2,8 @@
 """QuantFuse and PyTorch's own CPU kernels on the same layer, in the same process, on as many threads.
 
 Every call finds its weight in memory and not in a cache: it rotates through copies that are together more
-than three times as large as the last cache. Times are medians.
+than three times as large as the last cache. Times are medians over all calls, ratios medians over turns, in
+which everything compared is called one after the other: a machine that is slower for a while is so for all.
 """
 
 import argparse
@@ -31,33 +32,40 @@ TURNS = 12
 
 
 class Contender:
-    """A call on weights that it rotates through, and the times it took."""
+    """A call on weights that it rotates through, and the times it took in each turn."""
 
     def __init__(self, call: Callable[[Any], Any], weights: list[Any]) -> None:
         self.call, self.weights = call, weights
-        self.times: list[float] = []
+        self.turns: list[list[float]] = []
+        self.calls = 0
 
     def take_turn(self, seconds: float) -> None:
         time.sleep(0.04)  # until the idle threads of whoever ran before no longer spin
         for weight in self.weights[:2]:
             self.call(weight)
-        least = len(self.times) + 3
+        times: list[float] = []
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end or len(self.times) < least:
-            weight = self.weights[len(self.times) % len(self.weights)]
+        while time.perf_counter() < end or len(times) < 3:
+            weight = self.weights[self.calls % len(self.weights)]
             start = time.perf_counter()
             self.call(weight)
-            self.times.append(time.perf_counter() - start)
+            times.append(time.perf_counter() - start)
+            self.calls += 1
+        self.turns.append(times)
 
     def microseconds(self) -> float:
-        return statistics.median(self.times) * 1e6
+        return statistics.median(time for turn in self.turns for time in turn) * 1e6
+
+    def speedup_over(self, other: "Contender") -> float:
+        pairs = zip(other.turns, self.turns, strict=True)
+        return statistics.median(statistics.median(a) / statistics.median(b) for a, b in pairs)
 
 
 def copies_of(make: Callable[[], Any], size: int, cache_bytes: int) -> list[Any]:
     return [make() for _ in range(3 * cache_bytes // size + 2)]
 
 
-def measure(m: int, k: int, weights: dict[str, list[Any]], seconds: float) -> dict[str, float]:
+def measure(m: int, k: int, weights: dict[str, list[Any]], seconds: float) -> dict[str, Contender]:
     x = torch.randn(m, k, dtype=torch.bfloat16)
     x8 = torch.randint(-127, 128, (m, k), dtype=torch.int8)
     torch_int4 = torch.ops.aten._weight_int4pack_mm_for_cpu
@@ -70,10 +78,10 @@ def measure(m: int, k: int, weights: dict[str, list[Any]], seconds: float) -> di
         "torch int8 x int8": ("int8", lambda w: torch._int_mm(x8, w.t())),
     }
     contenders = {name: Contender(call, weights[kind]) for name, (kind, call) in calls.items()}
-    for _ in range(TURNS):  # a machine that is slower for a while is so for all of them
+    for _ in range(TURNS):
         for contender in contenders.values():
             contender.take_turn(seconds / TURNS)
-    return {name: contender.microseconds() for name, contender in contenders.items()}
+    return contenders
 
 
 def main() -> None:
@@ -107,9 +115,10 @@ def main() -> None:
 
     rows = []
     for m in options.m:
-        us = measure(m, k, weights, options.seconds)
+        contenders = measure(m, k, weights, options.seconds)
+        us = {name: contender.microseconds() for name, contender in contenders.items()}
         for ours, theirs in PAIRS:
-            speedup = us[theirs] / us[ours]
+            speedup = contenders[ours].speedup_over(contenders[theirs])
             rows.append(
                 {
                     "m": m,
