@@ -72,7 +72,7 @@ std::vector<std::string> cells_of(const Row& row) {
           number(row.timing.us),
           has_work ? number(row.flops / row.timing.us / 1e3) : "",
           has_work ? number(row.bytes / row.timing.us / 1e3) : "",
-          row.limit_us > 0 ? fmt::format("{:.0f}%", 100 * row.limit_us / row.timing.us) : "",
+          row.limit_us > 0 ? fmt::format("{:.0f}%", 100 * row.roofline()) : "",
           compared};
 }
 

@@ -23,6 +23,7 @@ struct Machine {
   int threads = 1;
   double cache_bytes = 0;  // the last cache before memory: L3, or the GPU's L2
   CpuLimits cpu;
+  std::optional<MemoryRead> memory;  // of the CPU
   GpuLimits gpu;
 
   double read_gbps() const { return device.type == QF_CPU ? cpu.read_gbps : gpu.read_gbps; }
@@ -37,11 +38,14 @@ struct Row {
   Timing timing;
   double flops = 0, bytes = 0;
   double limit_us = 0;  // the least that the machine could take; 0: not known
+  std::optional<Timing>
+      read;  // of as many bytes from memory, in turns with the row: the limit, where there is one
   int copies = 1;
   std::optional<BaselineTiming> baseline;  // the quickest of those that do the same work
   std::vector<BaselineTiming> baselines;   // all that were measured
   std::optional<Timing> plain;             // of the same product without its bias, activation and residual
 
+  double roofline() const { return read ? times_as_long(*read, timing) : limit_us / timing.us; }
   std::string label() const { return op + " " + scheme + (scheme.empty() ? "" : " ") + name; }
 };
 Json row_json(const Row&);

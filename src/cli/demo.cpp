@@ -87,11 +87,11 @@ bool show_cuda(Json& json) {
       check_status(c->run(nullptr, 0, nullptr));
       const std::string wrong = c->check();
       is_all_right = is_all_right && wrong.empty();
-      table.print_row({format, fmt::format("{:.1f}", row.timing.us),
-                       fmt::format("{:.0f}", row.bytes / row.timing.us / 1e3),
-                       fmt::format("{:.0f}%", 100 * row.limit_us / row.timing.us),
-                       wrong.empty() ? "ok" : "WRONG", row.kernel},
-                      wrong.empty() ? Style::plain : Style::bad);
+      table.print_row(
+          {format, fmt::format("{:.1f}", row.timing.us),
+           fmt::format("{:.0f}", row.bytes / row.timing.us / 1e3),
+           fmt::format("{:.0f}%", 100 * row.roofline()), wrong.empty() ? "ok" : "WRONG", row.kernel},
+          wrong.empty() ? Style::plain : Style::bad);
       Json entry = row_json(row);
       entry["check"] = wrong;
       json["cuda"].push_back(std::move(entry));

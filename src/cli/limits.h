@@ -3,7 +3,25 @@
 // What this CPU can do at most, measured: the roofline that a bench compares with.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
 namespace quantfuse::cli {
+
+// A read of more memory than any cache holds, by all threads: the limit of what reads memory, where both take
+// turns.
+class MemoryRead {
+ public:
+  explicit MemoryRead(int threads);
+  double run() const;  // seconds
+  double bytes() const { return static_cast<double>(part_) * threads_; }
+
+ private:
+  int threads_;
+  size_t part_;  // bytes of a thread
+  std::shared_ptr<uint8_t> data_;
+};
 
 struct CpuLimits {
   double read_gbps = 0;    // memory, all threads reading
@@ -11,6 +29,6 @@ struct CpuLimits {
   double bf16_gflops = 0;  // BF16 dot products; 0 where there are none
   double int8_gops = 0;    // 8-bit dot products, by VNNI where there is one
 };
-CpuLimits measure_cpu_limits(int threads);
+CpuLimits measure_cpu_limits(int threads, const MemoryRead& memory);
 
 }  // namespace quantfuse::cli
