@@ -83,9 +83,9 @@ double dot_scalar(int64_t iterations) {
 
 #if defined(__x86_64__)
 
-// As kernels read packed weights: several streams at once, which the memory serves a few per cent faster than
-// one, and fetched into L2 two pages ahead in all, which keeps the memory busy across the 4 KiB pages at which
-// the hardware's prefetches stop.
+// As kernels read packed weights: several streams at once, which the memory serves a few per cent faster
+// than one, and fetched into L2 two pages ahead in all, which keeps the memory busy across the 4 KiB pages at
+// which the hardware's prefetches stop.
 constexpr size_t kStreams = 4, kPrefetchBytes = 8192 / kStreams;
 
 void fetch(const uint8_t* at) {
