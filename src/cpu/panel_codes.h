@@ -69,8 +69,15 @@ struct PanelDecoder {
   // The value at position K (0 .. kPerWord - 1) of every lane's word.
   template <int K>
   QF_INLINE typename S::F value(typename S::I word) const {
-    if constexpr (kIs4Bit) {
-      constexpr int kShift = K < 4 ? 8 * K : 8 * (K - 4) + 4;
+    constexpr int kShift = K < 4 ? 8 * K : 8 * (K - 4) + 4;  // of a 4-bit code
+    if constexpr (Format == QF_INT4 && !S::kLooksUpAtOnce) {
+      // Where it stands, as the units of a power of two that is large enough; the uppermost three moved down.
+      constexpr int kAt = kShift > 16 ? kShift - 12 : kShift;
+      constexpr auto kPower = static_cast<float>(1 << (23 - kAt));
+      const auto base = S::set1(static_cast<int32_t>(__builtin_bit_cast(uint32_t, kPower)));
+      const auto moved = kShift > 16 ? S::template shr<12>(word) : word;
+      return S::sub(S::from_bits(S::or_masked(moved, S::set1(15 << kAt), base)), S::set1(kPower + 8));
+    } else if constexpr (kIs4Bit) {
       return S::lookup(table, kShift == 0 ? word : S::template shr<kShift>(word));
     } else if constexpr (Format == QF_F32) {
       return S::from_bits(word);
@@ -85,9 +92,14 @@ struct PanelDecoder {
       return S::from_bits(K < 2 ? S::template shl<16>(pair) : S::and_(pair, S::set1(kUpper)));
     } else {
       const auto moved = K == 0 ? word : S::template shr<8 * K>(word);
-      const auto byte = K == 3 ? moved : S::and_(moved, S::set1(255));
-      if constexpr (Format == QF_INT8) return S::sub(S::to_float(byte), S::set1(128.0f));
-      else return decode_fp8<S, Format>(byte);
+      if constexpr (Format == QF_INT8) {
+        // In the lowest bits of 2^23, whose steps are 1; the 128 are the offset of stored codes.
+        const auto base = S::set1(0x4b000000);
+        const auto sum = K == 3 ? S::or_(moved, base) : S::or_masked(moved, S::set1(255), base);
+        return S::sub(S::from_bits(sum), S::set1(8388608.0f + 128.0f));
+      } else {
+        return decode_fp8<S, Format>(K == 3 ? moved : S::and_(moved, S::set1(255)));
+      }
     }
   }
 };

@@ -156,6 +156,7 @@ struct Avx2 {
   QF_SIMD I and_(I a, I b) { return _mm256_and_si256(a, b); }
   QF_SIMD I or_(I a, I b) { return _mm256_or_si256(a, b); }
   QF_SIMD I xor_(I a, I b) { return _mm256_xor_si256(a, b); }
+  QF_SIMD I or_masked(I a, I mask, I b) { return or_(and_(a, mask), b); }
   QF_SIMD I merge_bits(I mask, I yes, I no) { return or_(and_(mask, yes), _mm256_andnot_si256(mask, no)); }
   template <int N>
   QF_SIMD I shl(I a) {
@@ -207,6 +208,7 @@ struct Avx2 {
 
   // A table of 16 floats looked up by the low 4 bits of each lane: vpermps knows 8 entries, so two and a
   // blend.
+  static constexpr bool kLooksUpAtOnce = false;
   struct Table16 {
     __m256 low, high;
   };

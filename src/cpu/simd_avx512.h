@@ -130,6 +130,8 @@ struct Avx512 {
   QF_SIMD I and_(I a, I b) { return _mm512_and_si512(a, b); }
   QF_SIMD I or_(I a, I b) { return _mm512_or_si512(a, b); }
   QF_SIMD I xor_(I a, I b) { return _mm512_xor_si512(a, b); }
+  // a & mask | b
+  QF_SIMD I or_masked(I a, I mask, I b) { return _mm512_ternarylogic_epi32(a, mask, b, 0xea); }
   // The bits of `yes` where those of the mask are set, else of `no`.
   QF_SIMD I merge_bits(I mask, I yes, I no) { return _mm512_ternarylogic_epi32(mask, yes, no, 0xca); }
   template <int N>
@@ -160,6 +162,7 @@ struct Avx512 {
   QF_SIMD I dot4(I acc, I w_u8, I x_s8) { return ints(dot4(sums(acc), w_u8, x_s8)); }
 
   // A table of 16 floats looked up by the low 4 bits of each lane; the bits above them are ignored.
+  static constexpr bool kLooksUpAtOnce = true;  // by one instruction
   using Table16 = __m512;
   QF_SIMD Table16 table16(const float* values) { return _mm512_loadu_ps(values); }
   QF_SIMD F lookup(Table16 t, I index) { return _mm512_permutexvar_ps(index, t); }

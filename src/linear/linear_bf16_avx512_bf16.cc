@@ -86,8 +86,8 @@ struct Bf16Arithmetic {
       } else {
         auto low = this->template value<kFirst>(word), high = this->template value<kFirst + 2>(word);
         if constexpr (HasZeros) low = S::sub(low, zero), high = S::sub(high, zero);
-        return S::or_(S::shr<16>(S::bits(low)),
-                      S::and_(S::bits(high), S::set1(static_cast<int32_t>(0xffff0000u))));
+        return S::or_masked(S::bits(high), S::set1(static_cast<int32_t>(0xffff0000u)),
+                            S::shr<16>(S::bits(low)));
       }
     }
   };
