@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core/block.h"
+#include "core/dot_products.h"
 #include "core/expect.h"
 #include "core/info.h"
 #include "core/operation.h"
@@ -116,6 +117,24 @@ TEST(Expect, FindsOverlap) {
   EXPECT_EQ(message_of([&] { arg.writes("y"); }), "op: y overlaps x, expected separate memory");
   EXPECT_EQ(message_of([&] { arg.writes("y", "x"); }),
             "op: y overlaps x, expected separate memory");  // another start
+}
+
+// The references stand on them: every sum in order of k, to the bit, and nothing beyond the last.
+TEST(DotProducts, AreSumsInOrder) {
+  constexpr int64_t kMost = 17, kLength = 29;
+  std::vector<double> rows(kMost * kLength), vector(kLength);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = 1.0 / static_cast<double>(i + 3);
+  for (size_t k = 0; k < vector.size(); ++k) vector[k] = k % 2 == 0 ? 1e9 / static_cast<double>(k + 1) : -0.1;
+  for (const int64_t count : {0, 1, 7, 8, 9, 17}) {
+    std::vector<double> sums(kMost + 1, -1.0);
+    dot_products(rows.data(), count, kLength, vector.data(), sums.data());
+    for (int64_t i = 0; i < kMost + 1; ++i) {
+      double want = i < count ? 0 : -1;
+      for (int64_t k = 0; i < count && k < kLength; ++k)
+        want += rows[static_cast<size_t>(i * kLength + k)] * vector[static_cast<size_t>(k)];
+      EXPECT_EQ(sums[static_cast<size_t>(i)], want) << i << " of " << count;
+    }
+  }
 }
 
 TEST(Block, ResolvesWholeDimensions) {
