@@ -37,9 +37,8 @@ struct Row {
   int64_t m = 0, n = 0, k = 0;
   Timing timing;
   double flops = 0, bytes = 0;
-  double limit_us = 0;  // the least that the machine could take; 0: not known
-  std::optional<Timing>
-      read;  // of as many bytes from memory, in turns with the row: the limit, where there is one
+  double limit_us = 0;         // the least that the machine could take; 0: not known
+  std::optional<Timing> read;  // of as many bytes, in turns with the row, where that is its limit
   int copies = 1;
   std::optional<BaselineTiming> baseline;  // the quickest of those that do the same work
   std::vector<BaselineTiming> baselines;   // all that were measured

@@ -40,6 +40,13 @@ double arithmetic_limit_us(const Spec& spec, const Machine& machine, double flop
   return peak > 0 ? flops / peak / 1e3 : 0;
 }
 
+// All of its times, multiplied.
+Timing scaled(Timing timing, double factor) {
+  for (double* us : {&timing.us, &timing.us_p10, &timing.us_p90}) *us *= factor;
+  for (double& us : timing.turns_us) us *= factor;
+  return timing;
+}
+
 struct Comparison {
   Shape shape;
   Arithmetic arithmetic;  // what the row is compared with
@@ -163,13 +170,6 @@ std::vector<std::string> accepting_kernels(const Spec& spec, qf_device device) {
   return names;
 }
 
-// What it took to read all of the memory, as the time of `bytes` alone.
-Timing scaled_to(Timing timing, double factor) {
-  for (double* us : {&timing.us, &timing.us_p10, &timing.us_p90}) *us *= factor;
-  for (double& us : timing.turns_us) us *= factor;
-  return timing;
-}
-
 Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& options) {
   Row row;
   row.kernel = selected_kernel(spec, machine.device, options.kernel);
@@ -202,7 +202,7 @@ Row measure_row(const Spec& spec, const Machine& machine, const RowOptions& opti
       if (may_wait_for_memory) contenders.push_back({[&](int) { machine.memory->run(); }, 1});
       std::vector<Timing> timings = measure_in_turns(std::move(contenders), options.seconds);
       if (may_wait_for_memory) {
-        Timing read = scaled_to(std::move(timings.back()), row.bytes / machine.memory->bytes());
+        Timing read = scaled(std::move(timings.back()), row.bytes / machine.memory->bytes());
         timings.pop_back();
         if (read.us > arithmetic_us) row.read = std::move(read);
       }
