@@ -128,7 +128,9 @@ std::vector<Row> rows() {
       row("int4 weight, float zeros, int8 activations", "linear_float", linear(float_zero, QF_INT8, 16)),
       row("int4 weight, offsets, int8 activations", "linear_float", linear(offsets, QF_INT8, 16)),
       row("nf4 weight, int8 activations", "linear_float", linear(nf4, QF_INT8, 16)),
-      row("fp8 weight, fp8 activations", "linear_float", linear(fp8, QF_FP8_E4M3, 16)),
+      bf16_row("fp8 weight, fp8 activations", "linear_float", linear(fp8, QF_FP8_E4M3, 16)),
+      bf16_row("fp8 weight, int8 activations by groups", "linear_float", linear(fp8, QF_INT8, 16, 64)),
+      row("fp8 weight, int8 activations by odd groups", "linear_float", linear(fp8, QF_INT8, 16, 60)),
 
       row("gradient", "linear_backward", backward),
       row("norm to int8", "rms_norm", norm),
@@ -357,9 +359,11 @@ TEST(Selection, OfProductsOnCuda) {
 TEST(Selection, IsTheSameWithoutData) {
   for (const std::string& op : operations_with_cases()) {
     for (const CasePtr& c : test_cases(op, {QF_CPU, 0})) {
-      const std::string without = verdicts_on(*c).chosen;
+      const Verdicts without = verdicts_on(*c);
       c->make({QF_CPU, 0}, 1, 1);
-      EXPECT_EQ(without, verdicts_on(*c).chosen) << op << ": " << c->name;
+      const Verdicts with = verdicts_on(*c);
+      EXPECT_EQ(without.chosen, with.chosen) << op << ": " << c->name;
+      EXPECT_EQ(without.accepting, with.accepting) << op << ": " << c->name;
     }
   }
 }

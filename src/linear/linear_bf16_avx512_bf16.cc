@@ -2,7 +2,8 @@
 //
 // Any weight format times BF16 activations by dot products of BF16 pairs, at twice the rate of float32: see
 // linear_float.h. Every code, less its integer zero point, is a BF16 number, so nothing is rounded on the way
-// to the products, which are exact in float32.
+// to the products, which are exact in float32. So are the codes of quantized activations, INT8 and FP8: the
+// sums are multiplied with their scales.
 //
 // A word of x and of w is two k. Which two is what a mask finds in a packed word of codes: of 8 consecutive k
 // (0, 2), (1, 3), (4, 6) and (5, 7). A packed word of BF16 numbers is two neighbours already.
@@ -59,6 +60,7 @@ constexpr Table kInt4Table(kStoredInt4Values), kFp4Table(kValuesOf<QF_FP4_E2M1>.
 struct Bf16Arithmetic {
   using S = Avx512Bf16;
   using Dot = Bf16Dot;
+  static constexpr bool kScalesSums = true;
 
   template <qf_format Format>
   struct Decoder : PanelDecoder<S, Format> {
@@ -92,22 +94,45 @@ struct Bf16Arithmetic {
     }
   };
 
-  QF_INLINE static void prepare_tile(const linear::Batch<int32_t>& c, int64_t row, int64_t rows, float*,
-                                     void*, int32_t* x) {
+  // The codes of x[r, begin .. end) as BF16 numbers.
+  QF_INLINE static void load_codes(const Problem& p, int64_t r, int64_t begin, int64_t end,
+                                   const float* scales, bf16* to) {
+    alignas(64) float values[linear::kFloatSegment];
+    for (int64_t k = begin; k < end; k += linear::kFloatSegment) {
+      const int64_t count = end - k < linear::kFloatSegment ? end - k : linear::kFloatSegment;
+      linear::load_inputs<S, false>(p, r, k, k + count, scales, values);
+      for (int64_t i = 0; i < count; i += S::kLanes)
+        S::store(to + k - begin + i, S::load(values + i), count - i);
+    }
+  }
+
+  QF_INLINE static void prepare_tile(const linear::Batch<int32_t>& c, int64_t row, int64_t rows,
+                                     float* scales, void* ordered, int32_t* x) {
     const int32_t* k_map = c.p.packed.k_map();
     const Order& order = c.p.weight.format == QF_BF16 ? kOrderOfNeighbours : kOrderOfCodes;
     const auto columns = S::load_i(order.columns);
+    const bool is_quantized = c.p.has_act_quant();
+    const int64_t r0 = c.to.first_row + row, ordered_stride = round_up(c.p.k, 16);
+    auto* codes = static_cast<bf16*>(ordered);  // of whole rows, where columns are reordered
+    for (int64_t i = 0; is_quantized && i < rows; ++i) {
+      float* own = scales + i * c.plan.act_groups;
+      linear::copy_input_scales<S>(c.p, r0 + i, c.plan.act_groups, own);
+      if (k_map) load_codes(c.p, r0 + i, 0, c.p.k, own, codes + i * ordered_stride);
+    }
     for (int64_t s = 0; s < c.num_segments; ++s) {
       const int64_t begin = c.segments[s].begin, length = c.segments[s].end - begin;
       alignas(64) int32_t words[kMaxTileRows][linear::kFloatSegment / 2];
       for (int64_t i = 0; i < rows; ++i) {
-        const auto* from = c.p.x.row<const uint16_t>(c.to.first_row + row + i);
-        alignas(64) uint16_t run[linear::kFloatSegment] = {};
+        alignas(64) bf16 run[linear::kFloatSegment] = {};
+        const int64_t count = c.p.k - begin < length ? c.p.k - begin : length;
         if (k_map) {
-          for (int64_t k = 0; k < length; ++k) run[k] = k_map[begin + k] < 0 ? 0 : from[k_map[begin + k]];
+          const bf16* from = is_quantized ? codes + i * ordered_stride : c.p.x.row<const bf16>(r0 + i);
+          for (int64_t k = 0; k < length; ++k)
+            run[k] = k_map[begin + k] < 0 ? bf16{} : from[k_map[begin + k]];
+        } else if (is_quantized) {
+          load_codes(c.p, r0 + i, begin, begin + count, scales + i * c.plan.act_groups, run);
         } else {
-          const int64_t count = c.p.k - begin < length ? c.p.k - begin : length;
-          __builtin_memcpy(run, from + begin, static_cast<size_t>(count) * 2);
+          __builtin_memcpy(run, c.p.x.row<const bf16>(r0 + i) + begin, static_cast<size_t>(count) * 2);
         }
         for (int64_t k = 0; k < length; k += 2 * S::kLanes) {
           S::store_i(words[i] + k / 2, S::lookup_u16(S::load_i(run + k), columns));
@@ -123,8 +148,8 @@ Verdict accepts(const Problem& p) {
   const linear::PackedHeader* h = p.packed.header;
   const bool has_float_zeros = h ? h->has_float_zeros : p.weight.has_float_zeros();
   return linear::packed_for(p, S::kLanes)
-      .require(!p.has_act_quant(), "the activations are quantized")
-      .require(p.x.dtype == DType::bf16, "the activations are not BF16")
+      .require(p.has_act_quant() || p.x.dtype == DType::bf16, "the activations are neither BF16 nor codes")
+      .require(!p.has_act_quant() || linear::has_whole_act_groups(p), linear::kNoWholeActGroups)
       .require(!has_float_zeros, "the weight's zero points are not integers")
       .require(p.weight.format != QF_NF4 && p.weight.format != QF_FP4_BNB && p.weight.format != QF_F32 &&
                    p.weight.format != QF_F16,

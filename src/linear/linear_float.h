@@ -15,6 +15,8 @@
 //   S, Dot                             vectors, and what a step of k multiplies (cpu/tile.h)
 //   Decoder<Format>                    of packed codes (cpu/panel_codes.h)
 //   prepare_tile(...)                  rows of x as words
+//   kScalesSums                        whether words of quantized activations are their codes, and the scales
+//                                      are for the sums; else they are what the codes mean
 #pragma once
 
 #include "linear/linear_panels.h"
@@ -28,32 +30,37 @@ inline constexpr int64_t kFloatSegment = 128;
 inline constexpr int64_t kInputRun = 256;
 
 // v[i] = x[r, k + i] for a run of at most kInputRun columns, within one activation group where x is
-// quantized: then the numbers are what their codes mean.
-template <class S>
+// quantized: then the numbers are what their codes mean, or, for a scale that comes later, the codes' own.
+template <class S, bool kIsScaled>
 QF_INLINE void load_input(const Problem& p, int64_t r, int64_t k, int64_t n, const float* scales, float* v) {
-  if (p.x_scale) {
-    const float scale = scales[k / p.act_group];
-    for (int64_t i = 0; i < n; ++i) v[i] = decode_at(p.act_format, p.x.row_bytes_at(r), k + i) * scale;
-    return;
+  if (!p.x_scale) {
+    choose_float(
+        p.x.dtype, [&](auto type) __attribute__((always_inline)) {
+          using T = typename decltype(type)::type;
+          const T* row = p.x.row<const T>(r) + k;
+          int64_t i = 0;
+          for (; i + S::kLanes <= n; i += S::kLanes) S::store(v + i, S::load(row + i));
+          if (i < n) S::store(v + i, S::load(row + i, n - i), n - i);
+        });
   }
-  choose_float(
-      p.x.dtype, [&](auto type) __attribute__((always_inline)) {
-        using T = typename decltype(type)::type;
-        const T* row = p.x.row<const T>(r) + k;
-        int64_t i = 0;
-        for (; i + S::kLanes <= n; i += S::kLanes) S::store(v + i, S::load(row + i));
-        if (i < n) S::store(v + i, S::load(row + i, n - i), n - i);
+  if (!p.has_act_quant()) return;
+  const float scale = scales[k / p.act_group];
+  uint8_t encoded[kInputRun];
+  if (!p.x_scale) encode_floats<S>(p.act_format, v, n, 1.0f / scale, encoded);
+  const uint8_t* codes = p.x_scale ? reinterpret_cast<const uint8_t*>(p.x.row_bytes_at(r)) + k : encoded;
+  choose_value<QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(
+      p.act_format, [&](auto format) __attribute__((always_inline)) {
+        for (int64_t i = 0; i < n; i += S::kLanes) {
+          const auto code =
+              format.value == QF_INT8 ? S::load_i8(codes + i, n - i) : S::load_u8(codes + i, n - i);
+          const auto value = decode_vector<S, format.value>(code);
+          S::store(v + i, kIsScaled ? S::mul(value, S::set1(scale)) : value, n - i);
+        }
       });
-  if (p.has_act_quant()) {
-    const float scale = scales[k / p.act_group];
-    uint8_t codes[kInputRun];
-    encode_floats<S>(p.act_format, v, n, 1.0f / scale, codes);
-    for (int64_t i = 0; i < n; ++i) v[i] = decode_at(p.act_format, codes, i) * scale;
-  }
 }
 
 // v[i] = x[r, begin + i] up to `end`.
-template <class S>
+template <class S, bool kIsScaled = true>
 QF_INLINE void load_inputs(const Problem& p, int64_t r, int64_t begin, int64_t end, const float* scales,
                            float* v) {
   for (int64_t k = begin; k < end;) {
@@ -62,7 +69,7 @@ QF_INLINE void load_inputs(const Problem& p, int64_t r, int64_t begin, int64_t e
       const int64_t group_end = (k / p.act_group + 1) * p.act_group;
       run_end = run_end < group_end ? run_end : group_end;
     }
-    load_input<S>(p, r, k, run_end - k, scales, v + k - begin);
+    load_input<S, kIsScaled>(p, r, k, run_end - k, scales, v + k - begin);
     k = run_end;
   }
 }
@@ -100,6 +107,7 @@ template <class Simd>
 struct FloatArithmetic {
   using S = Simd;
   using Dot = FloatDot<S>;
+  static constexpr bool kScalesSums = false;
 
   template <qf_format Format>
   using Decoder = FloatDecoder<S, Format>;
@@ -175,8 +183,10 @@ __attribute__((noinline)) void direct_panels(const Batch<typename A::Dot::Word>&
       });
     }
     const PanelScales<S, NP> scales(c.p.packed, panel, segment.group);
+    const float* const x_scales = A::kScalesSums ? c.x_scales_at(s, 0) : nullptr;
     tile.each([&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
       float* total = totals[m][0] + v * L;
+      if (x_scales) sum = S::mul(sum, S::set1(x_scales[m * c.plan.act_groups]));
       S::store(total, S::fma(sum, scales.at(v), S::load(total)));
     });
   }
@@ -204,28 +214,35 @@ QF_INLINE void multiply_direct(const Batch<typename A::Dot::Word>& c, int64_t be
 // ---- m > kDirectRows ----
 
 // totals += sum * scale for every sum of a tile.
-template <class Dot, int MT, int NP>
-QF_INLINE void flush_tile(const PanelScales<typename Dot::S, NP>& scales,
-                          const TilesOfWork<typename Dot::Word>& t, const LastSteps<typename Dot::Word>& last,
-                          Tile<Dot, MT, NP>& tile) {
-  using S = typename Dot::S;
+template <class A, int MT, int NP>
+QF_INLINE void flush_tile(const Batch<typename A::Dot::Word>& c, const PanelScales<typename A::S, NP>& scales,
+                          const TilesOfWork<typename A::Dot::Word>& t,
+                          const LastSteps<typename A::Dot::Word>& last, Tile<typename A::Dot, MT, NP>& tile) {
+  using S = typename A::S;
   const float* const before = t.totals_before(kNoTotals<S>);
   float* const totals = t.totals;
-  tile.finish(
-      last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
-        const int64_t at = m * totals_stride<S>(NP) + v * S::kLanes;
-        S::store(totals + at, S::fma(sum, scales.at(v), S::load(before + at)));
-      });
+  const auto flush = [&](auto has_x_scales, const float* x_scales) __attribute__((always_inline)) {
+    tile.finish(
+        last, [&](auto& sum, auto m, auto v) __attribute__((always_inline)) {
+          const int64_t at = m * totals_stride<S>(NP) + v * S::kLanes;
+          if constexpr (has_x_scales.value) sum = S::mul(sum, S::set1(x_scales[m * c.plan.act_groups]));
+          S::store(totals + at, S::fma(sum, scales.at(v), S::load(before + at)));
+        });
+  };
+  if constexpr (A::kScalesSums) {
+    if (c.x_scales) return flush(std::true_type{}, c.x_scales_at(t.s, t.row));
+  }
+  flush(std::false_type{}, nullptr);
 }
 
-template <class Dot, int MT, int NP>
-__attribute__((noinline)) void add_tiles(const Batch<typename Dot::Word>& c,
-                                         TilesOfWork<typename Dot::Word> t) {
-  const PanelScales<typename Dot::S, NP> scales(c.p.packed, t.panel, c.segments[t.s].group);
-  for (int64_t i = 0; i < t.count; ++i, t.next(MT, totals_stride<typename Dot::S>(NP))) {
-    Tile<Dot, MT, NP> tile;
+template <class A, int MT, int NP>
+__attribute__((noinline)) void add_tiles(const Batch<typename A::Dot::Word>& c,
+                                         TilesOfWork<typename A::Dot::Word> t) {
+  const PanelScales<typename A::S, NP> scales(c.p.packed, t.panel, c.segments[t.s].group);
+  for (int64_t i = 0; i < t.count; ++i, t.next(MT, totals_stride<typename A::S>(NP))) {
+    Tile<typename A::Dot, MT, NP> tile;
     tile.clear();
-    flush_tile(scales, t, tile.add(t.x, t.w, t.w_stride, t.steps, t.ahead), tile);
+    flush_tile<A>(c, scales, t, tile.add(t.x, t.w, t.w_stride, t.steps, t.ahead), tile);
   }
 }
 
@@ -247,7 +264,7 @@ struct FloatWork {
 
   template <int MT, int NP>
   QF_INLINE void add(const TilesOfWork<Word>& t) const {
-    t.decode_to ? add_decoding<MT, NP>(t) : add_tiles<Dot, MT, NP>(batch, t);
+    t.decode_to ? add_decoding<MT, NP>(t) : add_tiles<A, MT, NP>(batch, t);
   }
   template <int MT, int NP>
   __attribute__((noinline)) void add_decoding(const TilesOfWork<Word>& t) const {
@@ -264,7 +281,7 @@ struct FloatWork {
     tile.template add_decoding<HasZeros>(Decoder(batch.p.weight.format), run,
                                          (segment.end - segment.begin) / Decoder::kPerWord, t.x, t.decode_to,
                                          t.w_stride, t.ahead);
-    flush_tile(PanelScales<S, NP>(packed, t.panel, segment.group), t, {}, tile);
+    flush_tile<A>(batch, PanelScales<S, NP>(packed, t.panel, segment.group), t, {}, tile);
   }
   QF_INLINE void finish(int64_t row, int64_t rows, int64_t panel, int64_t panels, const float* totals) const {
     finish_floats<S>(batch, row, rows, panel, panels, totals);
@@ -291,7 +308,9 @@ QF_INLINE void launch_float(const Problem& p, const Launch& launch) {
   const Plan plan = make_float_plan<A>(p);
   char* workspace = static_cast<char*>(launch.workspace);
   auto* segments = reinterpret_cast<Segment*>(workspace + plan.segments);
-  const int64_t num_segments = cut_segments(p, kFloatSegment, plan.k_padded + 1, segments);
+  const bool has_x_scales = A::kScalesSums && p.has_act_quant();
+  const int64_t act_group = has_x_scales && !p.is_whole_row_act() ? p.act_group : plan.k_padded + 1;
+  const int64_t num_segments = cut_segments(p, kFloatSegment, act_group, segments);
   auto* x = reinterpret_cast<Word*>(workspace + plan.x);
   auto* x_scales = reinterpret_cast<float*>(workspace + plan.x_scale);
   const int64_t x_row_bytes = round_up(p.k, 16) * static_cast<int64_t>(sizeof(Word)) / A::Dot::kPerWord;
@@ -301,7 +320,8 @@ QF_INLINE void launch_float(const Problem& p, const Launch& launch) {
     const int64_t tile_rows = rows <= kDirectRows ? rows : tile_rows_for(rows);
     const Destination to = {p.out.is_quantized() && !p.out.is_static,
                             reinterpret_cast<float*>(workspace + plan.result), first_row};
-    const Batch<Word> batch = {p, plan, segments, num_segments, x, rows, tile_rows, to};
+    const Batch<Word> batch = {
+        p, plan, segments, num_segments, x, rows, tile_rows, to, has_x_scales ? x_scales : nullptr};
     parallel_ranges(ceil_div(rows, tile_rows), 1, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin * tile_rows; row < end * tile_rows && row < rows; row += tile_rows) {
         A::prepare_tile(batch, row, rows - row < tile_rows ? rows - row : tile_rows,

@@ -43,8 +43,7 @@ QF_INLINE Verdict accepts_int(const Problem& p, int lanes) {
       .require(is_integer(p.weight.format), "the weight's codes are not integers")
       .require(p.act_format == QF_INT8, "the activations are not quantized to INT8")
       .require(!has_float_zeros, "the weight's zero points are not integers")
-      .require(p.is_whole_row_act() || (p.act_group % 8 == 0 && !has_k_map(p)),
-               "activation groups must be multiples of 8 columns, over weight groups that are so too");
+      .require(has_whole_act_groups(p), kNoWholeActGroups);
 }
 
 // ---- x: codes in the packed order, 4 in a word ----
@@ -79,10 +78,7 @@ QF_INLINE void prepare_int_tile(const IntBatch& c, int64_t row, int64_t rows, fl
   const int64_t r0 = c.to.first_row + row, ordered_stride = round_up(p.k, 16);
   for (int64_t i = 0; i < rows; ++i) {
     float* own = scales + i * c.plan.act_groups;
-    const float* given = input_scales<S>(p, r0 + i, own);
-    if (given != own) {
-      for (int64_t g = 0; g < c.plan.act_groups; ++g) own[g] = given[g];
-    }
+    copy_input_scales<S>(p, r0 + i, c.plan.act_groups, own);
     // One scale: accepts() sees to that.
     if (k_map) load_codes<S>(p, r0 + i, 0, p.k, own[0], ordered + i * ordered_stride, rows);
   }

@@ -104,12 +104,19 @@ QF_INLINE bool has_k_map(const Problem& p) {
   return w.num_groups > 1 && (w.g_idx || w.block.cols % 8 != 0);
 }
 
+// Whether segments of k can end with the groups of quantized activations.
+QF_INLINE bool has_whole_act_groups(const Problem& p) {
+  return p.is_whole_row_act() || (p.act_group % 8 == 0 && !has_k_map(p));
+}
+inline constexpr const char* kNoWholeActGroups =
+    "activation groups must be multiples of 8 columns, over weight groups that are so too";
+
 // Requirements that all kernels of packed weights have.
 QF_INLINE Requirements packed_for(const Problem& p, int lanes) {
   Requirements r;
   r.require(!p.not_packed_reason, "the weight is not packed (qf_weight_pack)");
-  r.require(!p.packed.header || p.packed.header->lanes == lanes,
-            "the weight is packed for another vector width");
+  const int packed_lanes = p.packed.header ? p.packed.header->lanes : packed_lanes_of_cpu();
+  r.require(packed_lanes == lanes, "the weight is packed for another vector width");
   return r;
 }
 
@@ -144,6 +151,14 @@ QF_INLINE const float* input_scales(const Problem& p, int64_t r, float* scales) 
         }
       });
   return scales;
+}
+
+// The same, in memory of the call.
+template <class S>
+QF_INLINE void copy_input_scales(const Problem& p, int64_t r, int64_t act_groups, float* scales) {
+  const float* given = input_scales<S>(p, r, scales);
+  if (given == scales) return;
+  for (int64_t g = 0; g < act_groups; ++g) scales[g] = given[g];
 }
 
 // Totals are [row][panel][2][lanes]: dense, or those of many rows would crowd in a part of the L1 cache.
@@ -270,6 +285,12 @@ struct Batch {
   const Word* x;
   int64_t rows, tile_rows;
   Destination to;
+  const float* x_scales = nullptr;  // [row][act groups], where sums are multiplied with them and not x
+
+  // Those of a row and the ones behind it, plan.act_groups apart.
+  const float* x_scales_at(int64_t segment, int64_t row) const {
+    return x_scales ? x_scales + row * plan.act_groups + segments[segment].act_group : nullptr;
+  }
 };
 
 // Fetches what tokens [token, token + count) have of y in a few panels, to be written after the tile that is
