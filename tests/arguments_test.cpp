@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "call.h"
 
@@ -356,6 +357,9 @@ TEST(NullArguments, AreRefused) {
   EXPECT_EQ(qf_weight_packed_bytes(nullptr, {QF_CPU, 0}, &bytes), QF_BAD_ARGUMENT);
   EXPECT_STREQ(qf_last_error(), "weight_pack: weight is null");
   EXPECT_EQ(qf_linear_explain(nullptr, nullptr, nullptr, 0), 0u);
+  char text[] = "before";
+  EXPECT_EQ(qf_linear_explain(nullptr, nullptr, text, sizeof text), 0u);
+  EXPECT_STREQ(text, "");
   const LinearCall call;
   EXPECT_EQ(qf_linear_workspace(&call.args, nullptr, nullptr), QF_BAD_ARGUMENT);
 }
@@ -682,6 +686,33 @@ TEST_F(Pack, PackedBytesOfSomethingElseAreRefused) {
   expect_bad(call_, "weight.packed");  // of another format
 }
 
+// Whatever byte of the header is damaged, and whatever entry of the tables behind it that lead into x and w:
+// kernels do not find their way by it.
+TEST_F(Pack, DamagedBytesAreRefused) {
+  call_.operand("weight.g_idx").fill<int32_t>([](int64_t i) { return static_cast<int32_t>(i % 3); });
+  ASSERT_EQ(qf_weight_packed_bytes(&call_.args.weight, {QF_CPU, 0}, &bytes_), QF_OK) << qf_last_error();
+  Operand packed("weight.packed", kU8, {static_cast<int64_t>(bytes_)}, true);
+  call_.args.weight.packed = &packed.view;
+  ASSERT_EQ(qf_weight_pack(&call_.args.weight, nullptr), QF_OK) << qf_last_error();
+  constexpr int64_t kHeader = 128, kReserved = 8;
+  for (int64_t i = 0; i < kHeader - kReserved; ++i) {
+    const bool is_flag_of_zeros = i >= 24 && i < 28;  // whether they are integers: leads nowhere
+    for (const uint8_t bit : {0x01, 0x80}) {
+      packed.at<uint8_t>(i) ^= bit;
+      if (!is_flag_of_zeros) expect_bad(call_, "weight.packed");
+      packed.at<uint8_t>(i) ^= bit;
+    }
+  }
+  for (int64_t i = static_cast<int64_t>(bytes_) / 4 - 1, seen = 0; seen < 20; --i) {  // bounds, then k_map
+    int32_t& entry = packed.at<int32_t>(i);
+    if (entry == 0) continue;
+    const int32_t before = std::exchange(entry, 1 << 20);
+    expect_bad(call_, "weight.packed");
+    entry = before, ++seen;
+  }
+  EXPECT_EQ(call_.run(), QF_OK) << qf_last_error();
+}
+
 // What pack() made serves without the canonical tensors, and gives the same bits.
 TEST_F(Pack, PackedFormAloneSuffices) {
   call_.operand("weight.codes").fill<int8_t>([](int64_t i) {
@@ -720,6 +751,32 @@ TEST(Empty, NoRowsIsNothingToDo) {
   for (Operand& operand : quantize.operands) operand.shape[0] = 0;
   EXPECT_EQ(quantize.run(), QF_OK) << qf_last_error();
   EXPECT_TRUE(quantize.outputs_are_untouched());
+}
+
+// A scale of the whole tensor is there, whether or not the tensor is empty.
+TEST(Empty, OneScaleForNothing) {
+  float scale = 1;
+  int64_t one[] = {1}, none[] = {0, kK}, rows[] = {kN, kK}, result[] = {0, kN};
+  qf_tensor s = {&scale, {QF_CPU, 0}, 1, kF32, one, nullptr, 0};
+  qf_tensor x = {nullptr, {QF_CPU, 0}, 2, kF32, none, nullptr, 0};
+  qf_tensor q = {nullptr, {QF_CPU, 0}, 2, kI8, none, nullptr, 0};
+  qf_quantize_args quantize = {};
+  quantize.x = &x, quantize.format = QF_INT8, quantize.scale_mode = QF_SCALE_STATIC;
+  quantize.q = &q, quantize.scale = &s;
+  EXPECT_EQ(qf_quantize(&quantize, nullptr), QF_OK) << qf_last_error();
+  qf_dequantize_args dequantize = {};
+  dequantize.q = &q, dequantize.format = QF_INT8, dequantize.scale = &s, dequantize.x = &x;
+  EXPECT_EQ(qf_dequantize(&dequantize, nullptr), QF_OK) << qf_last_error();
+  std::vector<int8_t> b(static_cast<size_t>(kN * kK));
+  qf_tensor w = {b.data(), {QF_CPU, 0}, 2, kI8, rows, nullptr, 0};
+  qf_tensor y = {nullptr, {QF_CPU, 0}, 2, kF32, result, nullptr, 0};
+  qf_scaled_mm_args product = {};
+  product.a = &q, product.b = &w, product.c = &y;
+  product.a_format = product.b_format = QF_INT8;
+  product.a_scale = product.b_scale = &s;
+  EXPECT_EQ(qf_scaled_mm(&product, nullptr), QF_OK) << qf_last_error();
+  one[0] = 2;
+  EXPECT_EQ(qf_quantize(&quantize, nullptr), QF_BAD_ARGUMENT);
 }
 
 TEST(Empty, NoColumnsIsNothingToDo) {

@@ -137,6 +137,7 @@ QF_API const char* qf_last_error(void);
  * where that is unset, to the number of CPUs this process may run on. Inside a caller's own parallel region,
  * and while another thread's call holds the pool, a call runs on the calling thread alone. */
 QF_API qf_status qf_set_num_threads(int32_t num_threads);
+/* 0 where QUANTFUSE_NUM_THREADS is no number from 1 to 1024; every call on the CPU is refused then. */
 QF_API int32_t qf_get_num_threads(void);
 
 /* Text results: at most `capacity` bytes are written, always zero-terminated where capacity > 0; the return
@@ -158,7 +159,7 @@ typedef enum qf_scale_mode QF_ENUM_TYPE {
 /* q[r,c] = saturate(round_to_nearest_even(x[r,c] * (1 / scale)) + zero), all in float32.
  * qmax: INT8 127, INT4 7, E4M3 448, E5M2 57344, E2M1 6, NF4 1. Symmetric unless `zero` is given: the range is
  * [min(x,0), max(x,0)] over all codes. An E8M0 scale is 2^(floor(log2(max|x|)) - emax), as OCP microscaling
- * has it. NaN becomes the code of 0, in FP8 NaN (0x7f); infinities saturate; a dynamic float32 scale is
+ * has it. NaN becomes code 0, in FP8 NaN (0x7f); infinities saturate; a dynamic float32 scale is
  * never below 2^-126. */
 typedef struct qf_quantize_args {
   const qf_tensor* x; /* in  [rows, cols] f32|f16|bf16, rows contiguous */

@@ -25,6 +25,15 @@ bool are_scales_good(const Matrix& scale) {
   return is_bad == 0;
 }
 
+// Blocks along a dimension. Where it is empty there may be none, or the one of a whole dimension.
+int64_t num_blocks(int64_t size, int64_t block, const qf_tensor* scale) {
+  if (size > 0) return ceil_div(size, block);
+  for (int32_t i = 0; scale && scale->shape && i < scale->ndim; ++i) {
+    if (scale->shape[i] == 0) return 0;
+  }
+  return 1;
+}
+
 }  // namespace
 
 qf_block resolve_block(const Arguments& arg, const char* name, qf_block block, int64_t rows, int64_t cols) {
@@ -40,16 +49,16 @@ qf_block resolve_block(const Arguments& arg, const char* name, qf_block block, i
 
 Matrix expect_scale(Arguments& arg, const char* name, const qf_tensor* tensor, qf_block block, int64_t rows,
                     int64_t cols, std::initializer_list<DType> allowed) {
-  Dim row_blocks{"row blocks", ceil_div(rows, block.rows)},
-      col_blocks{"column blocks", ceil_div(cols, block.cols)};
+  Dim row_blocks{"row blocks", num_blocks(rows, block.rows, tensor)},
+      col_blocks{"column blocks", num_blocks(cols, block.cols, tensor)};
   return arg.expect(name, tensor).shape_squeezed(row_blocks, col_blocks).dtype(allowed).compact();
 }
 
 Matrix expect_scale_or_transposed(Arguments& arg, const char* name, const qf_tensor* tensor, qf_block block,
                                   int64_t rows, int64_t cols, std::initializer_list<DType> allowed,
                                   int64_t& col_stride) {
-  Dim row_blocks{"row blocks", ceil_div(rows, block.rows)},
-      col_blocks{"column blocks", ceil_div(cols, block.cols)};
+  Dim row_blocks{"row blocks", num_blocks(rows, block.rows, tensor)},
+      col_blocks{"column blocks", num_blocks(cols, block.cols, tensor)};
   return arg.expect(name, tensor)
       .shape_squeezed(row_blocks, col_blocks)
       .dtype(allowed)

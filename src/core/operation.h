@@ -127,6 +127,7 @@ template <class Op>
 size_t explain(const typename Op::Args* args, const qf_call* call_or_null, char* json,
                size_t capacity) noexcept {
   size_t length = 0;
+  if (json && capacity > 0) json[0] = '\0';
   guarded([&] {
     const qf_call& call = call_or_null ? *call_or_null : kDefaultCall;
     Arguments arguments(Op::name, /*needs_data=*/false);

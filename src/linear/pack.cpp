@@ -130,10 +130,51 @@ ScaleAndZero scale_and_zero(const Weight& w, int64_t row, int64_t group) {
   return {folded, static_cast<float>(zero - static_cast<double>(offset) / folded)};
 }
 
+// What follows from the other fields: how many panels there are, and where everything is.
+void place_parts(PackedHeader& h) {
+  h.num_panels = h.is_gated ? ceil_div(h.n / 2, h.lanes) : ceil_div(h.n, 2 * h.lanes);
+  int64_t offset = sizeof(PackedHeader);
+  auto reserve = [&](int64_t bytes) {
+    const int64_t at = offset;
+    offset = round_up(offset + bytes, 64);
+    return at;
+  };
+  const int64_t panel_floats = h.num_groups * 2 * h.lanes * 4;
+  h.codes = reserve(h.num_panels * PackedView{&h}.panel_code_bytes());
+  h.scales = reserve(h.num_panels * panel_floats);
+  h.zeros = reserve(h.has_zeros ? h.num_panels * panel_floats : 0);
+  h.k_map = reserve(h.has_k_map ? h.k_padded * 4 : 0);
+  h.bounds = reserve((h.num_groups + 1) * 4);
+  h.total_bytes = offset;
+}
+
+// Whether all that kernels find their way by is as pack_cpu() writes it, so that damaged bytes lead nowhere
+// outside. Every call asks: of a weight without k_map that is its groups.
+bool is_whole(const PackedHeader& given) {
+  const auto is_flag = [](int32_t flag) { return flag == 0 || flag == 1; };
+  PackedHeader h = given;
+  if ((h.lanes != 8 && h.lanes != 16) || !is_flag(h.has_zeros) || !is_flag(h.has_float_zeros) ||
+      !is_flag(h.has_k_map) || h.num_groups < 0 || h.num_groups > h.total_bytes / (h.n / (2 * h.lanes) + 1) ||
+      h.k_padded < h.k || h.k_padded > h.k + 8 * h.num_groups) {
+    return false;
+  }
+  place_parts(h);
+  if (std::memcmp(&h, &given, sizeof h) != 0) return false;
+  const PackedView view{&given};
+  bool is_good = view.bounds()[0] == 0 && view.bounds()[h.num_groups] == h.k_padded;
+  for (int64_t g = 0; g < h.num_groups; ++g) {
+    is_good &= view.bounds()[g] <= view.bounds()[g + 1] && view.bounds()[g] % 8 == 0;
+  }
+  for (int64_t i = 0; h.has_k_map && i < h.k_padded; ++i) {
+    is_good &= view.k_map()[i] >= -1 && view.k_map()[i] < h.k;
+  }
+  return is_good && h.k_padded % 8 == 0;
+}
+
 }  // namespace
 
 int packed_lanes_of_cpu() {
-  const Target t = cpu_target();
+  const Target t = cpu_settings().target;
   return t >= Target::avx512 ? 16 : t == Target::avx2 ? 8 : 0;
 }
 
@@ -150,21 +191,7 @@ PackedHeader plan_packed(const Weight& w, int lanes) {
   h.has_k_map = !order.is_identity;
   h.k_padded = static_cast<int64_t>(order.k_map.size());
   h.num_groups = w.num_groups;
-  h.num_panels = w.is_gated ? ceil_div(w.n / 2, lanes) : ceil_div(w.n, 2 * lanes);
-
-  int64_t offset = sizeof(PackedHeader);
-  auto reserve = [&](int64_t bytes) {
-    const int64_t at = offset;
-    offset = round_up(offset + bytes, 64);
-    return at;
-  };
-  const int64_t panel_floats = h.num_groups * 2 * lanes * 4;
-  h.codes = reserve(h.num_panels * PackedView{&h}.panel_code_bytes());
-  h.scales = reserve(h.num_panels * panel_floats);
-  h.zeros = reserve(h.has_zeros ? h.num_panels * panel_floats : 0);
-  h.k_map = reserve(h.has_k_map ? h.k_padded * 4 : 0);
-  h.bounds = reserve((h.num_groups + 1) * 4);
-  h.total_bytes = offset;
+  place_parts(h);
   return h;
 }
 
@@ -206,6 +233,8 @@ PackedCheck view_packed(const Weight& w) {
   if (h->n != w.n || h->k != w.k || h->format != w.format || h->is_gated != (w.is_gated ? 1 : 0)) {
     return {{}, "weight.packed holds another weight: its n, k, format or is_gated differ"};
   }
+  if (!is_whole(*h))
+    return {{}, "weight.packed is damaged: its parts are not where qf_weight_pack puts them"};
   return {{h}, nullptr};
 }
 
