@@ -47,7 +47,7 @@ for case in "$fixtures"/hostile/*; do
 done
 # A full disk: the message says so, and nothing has the final name.
 if [ -w /dev/full ]; then
-  expect 1 dequantize "$fixtures/gguf_mixed" /dev/full
+  expect 2 dequantize "$fixtures/gguf_mixed" /dev/full
   says "No space left"
 fi
 

@@ -79,7 +79,7 @@ fi
 (
   trap '' XFSZ
   ulimit -f 8
-  expect 1 quantize "$in" "$work/bad" --scheme int8
+  expect 2 quantize "$in" "$work/bad" --scheme int8
   says "cannot write"
 )
 [ ! -e "$work/bad" ] || fail "something was written: $(ls -A "$work/bad")"

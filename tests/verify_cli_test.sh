@@ -3,37 +3,22 @@
 #
 # verify_cli_test.sh QUANTFUSE: the exit codes and the last line of `quantfuse verify`, and its JSON.
 set -eu
-quantfuse=$1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$(dirname "$0")/cli.sh"
 
-fail() {
-  echo "$*"
-  exit 1
-}
-# expect CODE ARGUMENT...: the exit code; the output is left in $work/out
-expect() {
-  code=$1
-  shift
-  got=0
-  "$quantfuse" verify "$@" >"$work/out" 2>"$work/err" || got=$?
-  [ "$got" = "$code" ] || fail "verify $*: exit code $got, expected $code: $(cat "$work/out" "$work/err")"
-}
-
-expect 0 --op rms_norm --device cpu --json "$work/verify.json"
+expect 0 verify --op rms_norm --device cpu --json "$work/verify.json"
 last=$(tail -n 1 "$work/out")
 echo "$last" | grep -Eq '^[1-9][0-9]* passed, 0 failed, [0-9]+ skipped$' || fail "last line: $last"
 grep -q rms_norm_ref "$work/out" || fail "no line for the reference kernel"
 grep -q '"failed": 0' "$work/verify.json" || fail "no results in the JSON file"
 [ ! -s "$work/err" ] || fail "progress is for terminals only: $(cat "$work/err")"
 
-expect 0 --kernel gated_act_ref --seed 7
-expect 2 --op sort
-grep -q "sort" "$work/err" || fail "the unknown operation is not named: $(cat "$work/err")"
-expect 2 --kernel no_such_kernel
-expect 2 --op quantize --kernel gated_act_ref
-expect 2 --device tpu
-expect 2 --op rms_norm --json "$work/no/such/folder/verify.json"
+expect 0 verify --kernel gated_act_ref --seed 7
+expect 2 verify --op sort
+says sort
+expect 2 verify --kernel no_such_kernel
+expect 2 verify --op quantize --kernel gated_act_ref
+expect 2 verify --device tpu
+expect 2 verify --op rms_norm --json "$work/no/such/folder/verify.json"
 if ! "$quantfuse" info | grep -qi "nvidia"; then
-  expect 2 --device cuda
+  expect 2 verify --device cuda
 fi

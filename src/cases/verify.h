@@ -18,6 +18,8 @@ struct KernelRow {
   std::string reason;  // why it is not
   bool is_cuda() const { return target.rfind("sm_", 0) == 0; }
   bool is_reference() const { return kernel == op + "_ref"; }
+  // Packed weights are alike for all CPU targets of a vector length.
+  std::string family() const { return target.substr(0, target.find("_bf16")); }
 };
 std::vector<KernelRow> list_kernels();
 bool has_cuda_device();

@@ -6,8 +6,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <optional>
-#include <system_error>
 
 #include "checkpoint_options.h"
 #include "commands.h"
@@ -36,14 +34,9 @@ int run_dequantize(const DequantizeOptions& options) {
   expect_not_an_input(checkpoint, options.out);
   const Import import = import_checkpoint(checkpoint, stated_fields(options.stated));
 
-  std::optional<NewFile> file;
-  try {
-    file.emplace(options.out);
-  } catch (const std::system_error& e) {
-    throw UsageError(e.what());
-  }
+  NewFile file(options.out);
   Progress progress(import.layers.size() + import.plain.size());
-  write_dequantized(import, *file, options.dtype == "bf16" ? Type::bf16 : Type::f32,
+  write_dequantized(import, file, options.dtype == "bf16" ? Type::bf16 : Type::f32,
                     [&](const std::string& name) { progress.step(name); });
   progress.clear();
 

@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <functional>
+#include <system_error>
 
 #include "checkpoint/scheme.h"
 #include "commands.h"
@@ -37,7 +39,7 @@ constexpr const char* kBenchExamples =
     "  quantfuse bench checkpoint\n"
     "\n"
     "Times are medians, after a warm-up, of at least 20 calls and --seconds of time (fewer calls where\n"
-    "one takes very long), over copies of the data that are together more than 3 times the last cache,\n"
+    "one takes very long), over copies of the data that are together more than 4 times the last cache,\n"
     "so that a weight comes from memory as it does in a model. GFLOP/s counts 2 m n k; GB/s counts\n"
     "every input read once and every output written once. '% roofline' is the least time the machine\n"
     "could take over the time taken: the larger of bytes over the read bandwidth and, for products on\n"
@@ -173,9 +175,9 @@ int run(int argc, char** argv) {
   app.footer(
       "'quantfuse COMMAND --help' has each command's options and examples. Exit codes: 0 success, 1 a check "
       "failed,\n"
-      "2 bad usage. Environment: QUANTFUSE_ISA=scalar|avx2|avx512, QUANTFUSE_NUM_THREADS, QUANTFUSE_MAX_SM, "
-      "QUANTFUSE_NUM_SMS,\n"
-      "NO_COLOR.");
+      "2 bad usage. Environment: QUANTFUSE_ISA=scalar|avx2|avx512|avx512_bf16, QUANTFUSE_NUM_THREADS, "
+      "QUANTFUSE_MAX_SM,\n"
+      "QUANTFUSE_NUM_SMS, NO_COLOR.");
   std::function<int()> chosen;
 
   InfoOptions info;
@@ -305,6 +307,7 @@ int run(int argc, char** argv) {
 
   try {
     app.parse(argc, argv);
+    if (qf_get_num_threads() == 0) throw UsageError(qf_last_error());  // what the environment says
     if (chosen) return chosen();
     fmt::print(stderr, "{}", app.help());
     return kBadUsage;
@@ -319,8 +322,17 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace quantfuse::cli;
   try {
-    return run(argc, argv);
+    const int code = run(argc, argv);
+    // What was printed is lost where the output is full or closed, and a success would hide that.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+      fmt::print(stderr, "quantfuse: cannot write to the standard output\n");
+      return kBadUsage;
+    }
+    return code;
   } catch (const UsageError& e) {
+    fmt::print(stderr, "quantfuse: {}\n", e.what());
+    return kBadUsage;
+  } catch (const std::system_error& e) {  // a place that cannot be written to, or read
     fmt::print(stderr, "quantfuse: {}\n", e.what());
     return kBadUsage;
   } catch (const std::bad_alloc&) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -39,6 +40,11 @@ Target quickest_target(Target detected) {
   return detected;
 }
 
+int num_cpus_of_process() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
 Target chosen_by_environment(Target detected) {
   const char* isa = std::getenv("QUANTFUSE_ISA");
   if (!isa || !*isa) return quickest_target(detected);
@@ -56,6 +62,19 @@ Target chosen_by_environment(Target detected) {
                   "', expected scalar, avx2, avx512 or avx512_bf16");
   }
   return wanted < detected ? wanted : detected;
+}
+
+int threads_by_environment() {
+  const char* text = std::getenv("QUANTFUSE_NUM_THREADS");
+  if (!text || !*text) return num_cpus_of_process();
+  int threads = 0;
+  const char* end = text + std::strlen(text);
+  const auto [rest, error] = std::from_chars(text, end, threads);
+  if (error != std::errc() || rest != end || threads < 1 || threads > kMaxThreads) {
+    fail_argument(std::string("QUANTFUSE_NUM_THREADS is '") + text + "', expected a number from 1 to " +
+                  std::to_string(kMaxThreads));
+  }
+  return threads;
 }
 
 std::string cpu_model() {
@@ -85,20 +104,18 @@ int64_t cache_bytes(int cpu, int level, int sysconf_name) {
 
 }  // namespace
 
-Target cpu_target() {
-  static const Target detected = detect_cpu();
-  static const Target target = chosen_by_environment(detected);
-  return target;
+const CpuSettings& cpu_settings() {
+  static const CpuSettings settings = {chosen_by_environment(detect_cpu()), threads_by_environment()};
+  return settings;
 }
 
 CpuInfo cpu_info() {
   CpuInfo info;
   info.model = cpu_model();
+  info.num_cpus = num_cpus_of_process();
   cpu_set_t set;
   int first_cpu = 0;
-  info.num_cpus = 1;
   if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    info.num_cpus = CPU_COUNT(&set);
     while (!CPU_ISSET(first_cpu, &set)) ++first_cpu;
   }
   info.l1_bytes = cache_bytes(first_cpu, 1, _SC_LEVEL1_DCACHE_SIZE);
@@ -131,8 +148,9 @@ Verdict target_runs(Target target, qf_device device) {
     return sm >= static_cast<int>(target) ? kYes : no("needs a GPU of a higher compute capability");
   }
   if (is_cuda(target)) return no("runs on CUDA devices, and the tensors are on the CPU");
-  return target <= cpu_target() ? kYes
-                                : no("needs instructions that this CPU, or QUANTFUSE_ISA, does not offer");
+  return target <= cpu_settings().target
+             ? kYes
+             : no("needs instructions that this CPU, or QUANTFUSE_ISA, does not offer");
 }
 
 }  // namespace quantfuse

@@ -12,9 +12,14 @@
 
 namespace quantfuse {
 
-// The best CPU target this process may use: what the processor has, lowered by
-// QUANTFUSE_ISA=scalar|avx2|avx512. Read once, at the first use.
-Target cpu_target();
+inline constexpr int kMaxThreads = 1024;
+
+// What the environment says of this process, read once, at the first use; an Error where it makes no sense.
+struct CpuSettings {
+  Target target;  // the best that may be used: what the processor has, lowered by QUANTFUSE_ISA
+  int threads;    // QUANTFUSE_NUM_THREADS, or as many as there are CPUs for this process
+};
+const CpuSettings& cpu_settings();
 
 struct CpuInfo {
   std::string model;

@@ -28,7 +28,8 @@ std::string info_json() {
   const CpuInfo cpu = cpu_info();
   std::string s = "{\"version\": " + quoted(kVersion);
   s += ", \"cpu\": {\"model\": " + quoted(cpu.model) + ", \"cpus\": " + std::to_string(cpu.num_cpus) +
-       ", \"threads\": " + std::to_string(num_threads()) + ", \"isa\": " + quoted(target_name(cpu_target())) +
+       ", \"threads\": " + std::to_string(num_threads()) +
+       ", \"isa\": " + quoted(target_name(cpu_settings().target)) +
        ", \"isa_detected\": " + quoted(target_name(cpu.detected)) +
        ", \"l1_bytes\": " + std::to_string(cpu.l1_bytes) + ", \"l2_bytes\": " + std::to_string(cpu.l2_bytes) +
        ", \"l3_bytes\": " + std::to_string(cpu.l3_bytes) + "}";
@@ -86,7 +87,10 @@ extern "C" size_t qf_info(char* json, size_t capacity) { return text_result(info
 extern "C" size_t qf_kernels(char* json, size_t capacity) {
   return text_result(kernels_json, json, capacity);
 }
-extern "C" int32_t qf_get_num_threads(void) { return num_threads(); }
+extern "C" int32_t qf_get_num_threads(void) {
+  int32_t threads = 0;
+  return guarded([&] { threads = num_threads(); }) == QF_OK ? threads : 0;
+}
 extern "C" qf_status qf_set_num_threads(int32_t n) {
   return guarded([&] { set_num_threads(n); });
 }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -25,17 +24,6 @@ constexpr int kSpins = 4000;
 
 std::atomic<int> requested_threads{0};
 thread_local bool inside_task = false;
-
-int default_threads() {
-  static const int n = [] {
-    if (const char* text = std::getenv("QUANTFUSE_NUM_THREADS"); text && *text) {
-      const int value = std::atoi(text);
-      if (value >= 1) return std::min(value, 1024);
-    }
-    return std::max(1, cpu_info().num_cpus);
-  }();
-  return n;
-}
 
 struct Work {
   threads_internal::Task task;
@@ -169,12 +157,14 @@ bool try_divide(const OpenMp* runtime, const Work& work) {
 
 int num_threads() {
   const int n = requested_threads.load(std::memory_order_relaxed);
-  return n > 0 ? n : default_threads();
+  return n > 0 ? n : cpu_settings().threads;
 }
 
 void set_num_threads(int n) {
-  if (n < 0 || n > 1024)
-    fail_argument("set_num_threads: num_threads is " + std::to_string(n) + ", expected 0 to 1024");
+  if (n < 0 || n > kMaxThreads) {
+    fail_argument("set_num_threads: num_threads is " + std::to_string(n) + ", expected 0 to " +
+                  std::to_string(kMaxThreads));
+  }
   requested_threads.store(n, std::memory_order_relaxed);
   find_openmp();
 }
