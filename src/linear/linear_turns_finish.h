@@ -218,7 +218,9 @@ __device__ __forceinline__ void add_vectors(const C& consumer, uint32_t place, f
 // following ones have of it, and adds it in the order of k. A block waits for none that started after it: the
 // shares are dealt out from the last block to the first.
 struct SharedTiles {
-  // No sum has these bits, and a flag that was seen is cleared: a workspace need not be cleared before.
+  // A workspace need not be cleared before: two float32 of these bits are no sums (but NaNs that no
+  // instruction makes), other contents have all 64 bits by a chance that does not count, and a flag that was
+  // seen is cleared.
   static constexpr uint64_t kIsThere = 0x7fa5c3e17fb1d2f3;
   int units, tiles_k;  // to be dealt out; of a tile
   char* totals;        // [share][part]
@@ -250,6 +252,7 @@ struct SharedTiles {
         __stcg(to + part * (kPartBytes / 16) + i * 32, float4{v[0], v[1], v[2], v[3]});
       }
     }
+    ptx::global_copy_fence();
     ptx::named_barrier_arrive(kWrittenBarrier, kConsumerThreads + 32);
   }
   // By a warp that has nothing else to do: until what was written is there for others takes a while.
@@ -261,7 +264,7 @@ struct SharedTiles {
     while (ptx::load_acquire(&flags[share]) != kIsThere) {
     }
     flags[share] = 0;
-    ptx::copy_fence();  // what follows is read by the copy engine
+    ptx::global_copy_fence();
   }
   template <class C>
   __device__ __forceinline__ void add(C& consumer, int more) const {

@@ -15,7 +15,7 @@ namespace quantfuse::product_int4_sm90 {
 using namespace product_int4;
 namespace {
 
-int64_t num_pairs(const Product& p) { return gpu_num_sms(p.device.id) / kPair; }
+int64_t num_pairs(const Product& p) { return std::max(gpu_num_sms(p.device.id) / kPair, 1); }
 int64_t row_pairs(const Product& p) { return ceil_div(p.n, int64_t{kPair * kRows}); }
 int64_t token_blocks(const Product& p) { return ceil_div(p.m, int64_t{kTokens}); }
 

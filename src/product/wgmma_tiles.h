@@ -67,7 +67,7 @@ inline void require_tile_epilogue(const Product& p, Requirements& requirements) 
 }
 
 // Pairs of blocks that run at a time.
-inline int64_t num_pairs(const Product& p) { return gpu_num_sms(p.device.id) / kPair; }
+inline int64_t num_pairs(const Product& p) { return std::max(gpu_num_sms(p.device.id) / kPair, 1); }
 
 // Whether narrow tiles end earlier: all pairs of SMs take one after the other, and in the last round some of
 // them have none.

@@ -132,5 +132,9 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
 }
 // Ordinary stores to shared memory before, copies that read it after.
 __device__ __forceinline__ void copy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same for global memory, also of what other blocks have stored.
+__device__ __forceinline__ void global_copy_fence() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 
 }  // namespace quantfuse::ptx
