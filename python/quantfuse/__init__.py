@@ -12,8 +12,8 @@ and returns outputs of the same family: torch tensors for torch tensors, NumPy a
   ``uint8`` in both.
 * **Aliasing.** ``out=`` gives the memory of the outputs, and it overlaps no input unless a function says so.
 * **Streams.** On a CUDA device the work is queued on torch's current stream and the call returns at once;
-  nothing synchronises, and every call may be captured in a CUDA graph. On the CPU a call returns when its
-  work is done. Other Python threads run meanwhile: the GIL is released.
+  nothing but ``pack`` synchronises, and every other call may be captured in a CUDA graph. On the CPU a call
+  returns when its work is done. Other Python threads run meanwhile: the GIL is released.
 * **Errors.** ``ValueError`` names the argument, what was given and what was expected; ``NotImplementedError``
   gives every kernel's reason; ``RuntimeError`` comes from the device. On an error nothing has been written.
 * **Gradients.** The functions stand outside autograd; :func:`linear_backward` is the gradient of

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import sys
 import threading
@@ -226,6 +227,10 @@ def set_num_threads(num_threads: int) -> None:
     >>> qf.set_num_threads(0)
     """
     global _torch_leads, _torch_threads
+    with contextlib.suppress(TypeError):
+        num_threads = operator.index(num_threads)
+    if not isinstance(num_threads, int) or not 0 <= num_threads <= 1024:
+        raise ValueError(f"num_threads is {num_threads!r}, expected an integer from 0 to 1024")
     _set_num_threads(num_threads)
     _torch_leads = num_threads == 0 and "QUANTFUSE_NUM_THREADS" not in os.environ
     _torch_threads = 0

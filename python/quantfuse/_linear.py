@@ -18,6 +18,7 @@ from ._tensors import (
     choice,
     dtype_of,
     format_of,
+    integer,
     plan_output,
 )
 from ._weight import QuantizedWeight
@@ -103,7 +104,7 @@ def linear(
         family.argument(family.rows(x, "x"), "x"),
         x_scale,
         act_format,
-        act_group,
+        integer(act_group, "act_group"),
         *weight.call_arguments(family),
         argument_like(bias, "bias", family, "x"),
         choice(ACTIVATIONS, activation, "activation"),

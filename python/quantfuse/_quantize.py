@@ -26,6 +26,8 @@ from ._tensors import (
     dtype_of,
     format_of,
     hadamard_size,
+    integer,
+    two_sizes,
 )
 
 
@@ -108,7 +110,7 @@ def quantize_tensor(
     codes_format, number = _code_format(format)
     if block is None:
         block = (1, 32) if format in MICROSCALED else (0, 0)
-    block_rows, block_cols = block
+    block_rows, block_cols = two_sizes(block, "block")
     shape = blocks_of(rows, cols, block)
 
     if out is None:
@@ -383,7 +385,7 @@ def static_quant_fp8(
 
 
 def _group(group_size: int) -> int:
-    if group_size < 1:
+    if integer(group_size, "group_size") < 1:
         raise ValueError(f"group_size is {group_size}, expected at least 1")
     return group_size
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-_PARTS = ("codes", "scales", "zeros", "g_idx")  # of a weight among others
+_PARTS = ("codes", "scales", "zeros", "offsets", "g_idx")  # of a weight among others
 _ALIGNMENT = 64  # of the data in the file, so that a mapped file has aligned tensors
 _MAX_HEADER = 100_000_000  # what the safetensors library allows
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -53,6 +53,7 @@ def write(
         offset += len(data)
         checksum = zlib.crc32(data, checksum)
     header["__metadata__"] = {**metadata, "crc32": f"{checksum:08x}"}
+    header["__metadata__"]["header_crc32"] = _header_checksum(header)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _ALIGNMENT)
 
@@ -87,6 +88,8 @@ def read_named(
 ) -> tuple[dict[str, tuple[str, Array]], dict[str, str]]:
     """The tensors ``name.*`` of a file that ``quantfuse quantize --format quantfuse`` made, and the metadata
     of ``name.weight``. Nothing else of the file is read."""
+    if os.path.getsize(path) == 0:
+        raise ValueError(f"{os.fspath(path)}: the file is empty")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         try:
             header, all_metadata, begin = _parse_header(content)
@@ -126,11 +129,21 @@ def _parse_header(content: Any) -> tuple[dict[str, Any], dict[str, str], int]:
     return header, metadata, 8 + length
 
 
+def _header_checksum(header: dict[str, Any]) -> str:
+    """Of all that the header says but itself, in whatever order."""
+    others = {key: value for key, value in header["__metadata__"].items() if key != "header_crc32"}
+    text = json.dumps({**header, "__metadata__": others}, sort_keys=True, separators=(",", ":"))
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
 def _parse(content: bytearray) -> tuple[dict[str, tuple[str, Array]], dict[str, str]]:
     header, metadata, data_begin = _parse_header(content)
     data = memoryview(content)[data_begin:]
     if f"{zlib.crc32(data):08x}" != metadata.get("crc32"):
         raise ValueError("the data do not match their checksum")
+    # Files of the first version have none.
+    if metadata.get("header_crc32") not in (None, _header_checksum({**header, "__metadata__": metadata})):
+        raise ValueError("the header does not match its checksum")
     tensors = {}
     expected_begin = 0
     for name, entry in header.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import sys
 from typing import Any, Protocol, TypeAlias
 
@@ -304,9 +305,24 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def integer(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}, expected an integer") from None
+
+
+def two_sizes(value: Any, name: str) -> tuple[int, int]:
+    try:
+        rows, cols = (operator.index(size) for size in value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {value!r}, expected two sizes") from None
+    return rows, cols
+
+
 def blocks_of(rows: int, cols: int, block: tuple[int, int]) -> tuple[int, int]:
     """How many scales a matrix has each way; 0 in a block is the whole dimension."""
-    block_rows, block_cols = block
+    block_rows, block_cols = two_sizes(block, "block")
     if block_rows < 0 or block_cols < 0:
         raise ValueError(f"block is {tuple(block)}, expected sizes of 0 (the whole dimension) or more")
     return -(-rows // (block_rows or rows or 1)), -(-cols // (block_cols or cols or 1))
@@ -314,7 +330,7 @@ def blocks_of(rows: int, cols: int, block: tuple[int, int]) -> tuple[int, int]:
 
 def hadamard_size(value: int | bool, cols: int) -> int:
     """The columns that are rotated together; True is the largest power of two that divides ``cols``."""
-    return cols & -cols if value is True else int(value)
+    return cols & -cols if value is True else integer(value, "hadamard")
 
 
 def plan_output(
@@ -339,14 +355,17 @@ def plan_output(
             y = family.empty_as((*leading, cols), like)
         else:
             y = family.empty((*leading, cols), dtype_of(dtype, "out_dtype"), like)
-        return (family.output(family.rows(y, "out"), "out"), 0, DYNAMIC, 0, None), y
+        name = "out" if out is not None or dtype is not None else "x"  # whose type it has
+        return (family.output(family.rows(y, name), name), 0, DYNAMIC, 0, None), y
 
     number = choice(ACT_FORMATS, quant, "out_quant")
     if dtype is not None:
         raise ValueError("out_dtype is given with out_quant, which determines it")
-    if group < 0:
+    if integer(group, "out_group") < 0:
         raise ValueError(f"out_group is {group}, expected 0 (the whole row) or more")
     groups = ceil_div(cols, group or cols or 1)
+    if isinstance(out, tuple | list) and len(out) != 2:
+        raise ValueError(f"out has {len(out)} parts, expected two: codes and scales")
     y, y_scale = out if isinstance(out, tuple | list) else (out, None)
     if y is None:
         y = family.empty((*leading, cols), CODE_DTYPES[_ACT_FORMAT_NAMES[number]], like)

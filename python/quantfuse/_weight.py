@@ -26,6 +26,8 @@ from ._tensors import (
     adopt_like,
     blocks_of,
     ceil_div,
+    integer,
+    two_sizes,
 )
 
 _FILE_FORMAT = "quantfuse.weight.1"
@@ -93,13 +95,13 @@ class QuantizedWeight:
         offsets: Tensor | None = None,
     ) -> None:
         _check_format(format, "format")
-        n, k = shape
+        n, k = two_sizes(shape, "shape")
         if is_gated and n % 2 != 0:
             raise ValueError(f"is_gated is given for {n} rows, expected an even number")
         codes, family = adopt(codes, "codes")
         self.format = format
         self.shape = (n, k)
-        self.block = (block[0], block[1])
+        self.block = two_sizes(block, "block")
         self.codes: Tensor | None = codes
         self.scales: Tensor | None = adopt_like(scales, "scales", family, "codes")
         self.zeros: Tensor | None = None if zeros is None else adopt_like(zeros, "zeros", family, "codes")
@@ -142,7 +144,7 @@ class QuantizedWeight:
             group = _DEFAULT_GROUP.get(scheme, 0)
         if scheme in MICROSCALED and group != 32:
             raise ValueError(f"group is {group}, and {scheme} has groups of 32")
-        block = (1, group) if isinstance(group, int) else group
+        block = group if isinstance(group, tuple | list) else (1, integer(group, "group"))
         codes, scales, zeros, _ = quantize_tensor(w, scheme, block=block, symmetric=symmetric, mse=mse)
         return QuantizedWeight(scheme, tuple(w.shape), block, codes, scales, zeros, is_gated=gated)
 
@@ -267,7 +269,8 @@ class QuantizedWeight:
         if dtype not in dtypes:
             raise ValueError(f"{name} has type {dtype}, expected {' or '.join(sorted(dtypes))}")
         given = tuple(tensor.shape)
-        if [size for size in given if size != 1] != [size for size in shape if size != 1] or len(given) > 2:
+        without = [shape[:i] + shape[i + 1 :] for i, size in enumerate(shape) if size == 1]
+        if given not in (shape, *without) and (given or set(shape) != {1}):
             raise ValueError(f"{name} has shape {given}, expected {shape}")
 
     # ---- Files ----

@@ -89,6 +89,12 @@ class Reader {
     return arg.v_int64;
   }
 
+  int32_t small_integer() {
+    const int64_t value = integer();
+    if (value != static_cast<int32_t>(value)) wrong_type("a 32-bit integer");
+    return static_cast<int32_t>(value);
+  }
+
   double real() {
     const TVMFFIAny& arg = next();
     if (arg.type_index == kTVMFFIInt) return static_cast<double>(arg.v_int64);
@@ -98,7 +104,7 @@ class Reader {
 
   template <class Enum>
   Enum choice() {
-    return static_cast<Enum>(integer());
+    return static_cast<Enum>(small_integer());
   }
 
   qf_block block() {
@@ -117,7 +123,7 @@ class Reader {
     w.zero = tensor();
     w.offset = tensor();
     w.g_idx = tensor();
-    w.is_gated = static_cast<int32_t>(integer());
+    w.is_gated = small_integer();
     w.packed = tensor();
     return w;
   }
@@ -337,7 +343,7 @@ const Operation<qf_dequantize_args> dequantize_op = {[](Reader& in, qf_dequantiz
 const Operation<qf_dequantize_words_args> dequantize_words_op = {
     [](Reader& in, qf_dequantize_words_args& a) {
       a.layout = in.choice<qf_word_layout>();
-      a.bits = static_cast<int32_t>(in.integer());
+      a.bits = in.small_integer();
       a.group = in.integer();
       a.qweight = in.tensor();
       a.qzeros = in.tensor();
@@ -362,8 +368,8 @@ const Operation<qf_scaled_mm_args> scaled_mm_op = {[](Reader& in, qf_scaled_mm_a
                                                      a.a_zero = in.tensor();
                                                      a.b_zero = in.tensor();
                                                      a.bias = in.tensor();
-                                                     a.is_b_constant = static_cast<int32_t>(in.integer());
-                                                     a.fast_accumulation = static_cast<int32_t>(in.integer());
+                                                     a.is_b_constant = in.small_integer();
+                                                     a.fast_accumulation = in.small_integer();
                                                    },
                                                    qf_scaled_mm, qf_scaled_mm_workspace,
                                                    qf_scaled_mm_explain};
@@ -378,10 +384,10 @@ const Operation<qf_linear_args> linear_op = {[](Reader& in, qf_linear_args& a) {
                                                a.activation = in.choice<qf_activation>();
                                                a.residual = in.rows();
                                                read_out_quantization(in, a);
-                                               a.batch_invariant = static_cast<int32_t>(in.integer());
+                                               a.batch_invariant = in.small_integer();
                                                a.x_gain = in.tensor();
                                                a.x_eps = in.real();
-                                               a.fast_accumulation = static_cast<int32_t>(in.integer());
+                                               a.fast_accumulation = in.small_integer();
                                              },
                                              qf_linear, qf_linear_workspace, qf_linear_explain};
 
@@ -407,7 +413,7 @@ const Operation<qf_gated_act_args> gated_act_op = {[](Reader& in, qf_gated_act_a
                                                      a.x = in.rows();
                                                      a.activation = in.choice<qf_activation>();
                                                      read_out_quantization(in, a);
-                                                     a.is_ungated = static_cast<int32_t>(in.integer());
+                                                     a.is_ungated = in.small_integer();
                                                      a.hadamard = in.integer();
                                                    },
                                                    qf_gated_act, qf_gated_act_workspace,
@@ -417,7 +423,7 @@ const Operation<qf_gptq_quantize_args> gptq_quantize_op = {[](Reader& in, qf_gpt
                                                              a.weight = in.tensor();
                                                              a.hessian = in.tensor();
                                                              a.format = in.choice<qf_format>();
-                                                             a.bits = static_cast<int32_t>(in.integer());
+                                                             a.bits = in.small_integer();
                                                              a.group = in.integer();
                                                              a.scale_mode = in.choice<qf_scale_mode>();
                                                              a.act_order = in.choice<qf_act_order>();
@@ -436,10 +442,10 @@ const Operation<qf_awq_search_args> awq_search_op = {[](Reader& in, qf_awq_searc
                                                        a.x = in.tensor();
                                                        a.act_scale = in.tensor();
                                                        a.format = in.choice<qf_format>();
-                                                       a.bits = static_cast<int32_t>(in.integer());
+                                                       a.bits = in.small_integer();
                                                        a.group = in.integer();
-                                                       a.is_asymmetric = static_cast<int32_t>(in.integer());
-                                                       a.grid = static_cast<int32_t>(in.integer());
+                                                       a.is_asymmetric = in.small_integer();
+                                                       a.grid = in.small_integer();
                                                        a.channel_scale = in.tensor();
                                                        a.clip = in.tensor();
                                                        a.loss = in.tensor();
@@ -518,5 +524,5 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(with_dtype, with_dtype)
 QF_EXPORT(version, result = ffi::String(qf_version()))
 QF_EXPORT(info, result = text_of(qf_info))
 QF_EXPORT(kernels, result = text_of(qf_kernels))
-QF_EXPORT(set_num_threads, check(qf_set_num_threads(static_cast<int32_t>(in.integer()))))
+QF_EXPORT(set_num_threads, check(qf_set_num_threads(in.small_integer())))
 QF_EXPORT(get_num_threads, result = static_cast<int64_t>(qf_get_num_threads()))

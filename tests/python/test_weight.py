@@ -173,15 +173,32 @@ def test_every_flipped_byte_is_refused_or_harmless(rng, tmp_path):
         except ValueError:
             continue
         assert i < data_begin, f"byte {i} of the data was changed unnoticed"
-        # A changed header may still describe a weight (the same block by another name), of the same codes.
-        np.testing.assert_array_equal(loaded.codes, weight.codes)
+        # The name of the header's checksum, of which the first files had none.
+        assert (loaded.block, loaded.is_gated) == (weight.block, weight.is_gated)
+        np.testing.assert_array_equal(loaded.dequantize(), weight.dequantize())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b'"1 128"', b'"1 129"'), (b'"is_gated":"0"', b'"is_gated":"1"'), (b'"nf4"', b'"fp4_bnb"')],
+)
+def test_changed_metadata_are_refused(before, after, rng, tmp_path):
+    path = tmp_path / "w"
+    make(rng, "nf4" if before == b'"nf4"' else "int4", n=4, k=200).save(path)
+    content = path.read_bytes()
+    assert before in content
+    length = int.from_bytes(content[:8], "little") + len(after) - len(before)
+    path.write_bytes(length.to_bytes(8, "little") + content[8:].replace(before, after))
+    with pytest.raises(ValueError, match="header does not match its checksum"):
+        qf.QuantizedWeight.load(path)
 
 
 def rewrite(path, change):
-    """Changes the header of a file and leaves the data as they are."""
+    """Changes the header of a file and leaves the data as they are, as a program without checksum would."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
+    del header["__metadata__"]["header_crc32"]
     change(header)
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
