@@ -149,6 +149,8 @@ std::vector<Spec> cpu_suite() {
     suite.o = linear_options(weight, "bf16");
     suite.add_each_m("linear", {1, 16, 256});
   }
+  suite.o = linear_options("fp8", "bf16", "fp8");
+  suite.add_each_m("linear", {1, 16, 256});
   add_llama_layers(suite);
 
   suite.o = ProblemOptions();
