@@ -250,6 +250,7 @@ const std::vector<Spoil> kSpoils = {
        o.view.byte_offset = 1;
        return o.view.dtype.bits > 8 || o.name == "weight.packed";
      }},
+    {"huge offset", [](Operand& o) { return o.view.byte_offset = UINT64_MAX - 63, true; }},
 };
 
 template <class CallType>

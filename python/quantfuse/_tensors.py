@@ -349,6 +349,8 @@ def plan_output(
     if quant is None:
         if scale is not None:
             raise ValueError("out_scale is given without out_quant")
+        if group != 0:
+            raise ValueError(f"out_group is {group!r}, and out_quant is not given")
         if out is not None:
             y = adopt_like(out, "out", family, "x")
         elif dtype is None:

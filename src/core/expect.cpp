@@ -169,6 +169,8 @@ void Expect::check_memory(int64_t rows, int64_t cols, int64_t row_stride) {
                           __builtin_mul_overflow(extent, bytes_each, &total);
     if (overflow || total > kAddressSpace)
       fail("has shape " + shape_text(*tensor_) + ", more than memory can hold");
+    if (tensor_->byte_offset > static_cast<uint64_t>(kAddressSpace))
+      fail("has a byte_offset of " + std::to_string(tensor_->byte_offset) + ", more than memory can hold");
     if (!tensor_->data && owner_.needs_data_) fail("has no data");
   }
   if (!tensor_->data) return;

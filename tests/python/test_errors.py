@@ -61,6 +61,7 @@ def weight(scheme="int8"):
         (lambda: qf.linear(X.astype(np.float64), weight()), "x has type float64"),
         (lambda: qf.rms_norm(X.astype(">f4")), "x has type >f4"),
         (lambda: qf.linear(X, weight(), out_quant="int8", out_group="8"), "out_group is '8'"),
+        (lambda: qf.linear(X, weight(), out_group=2), "out_group is 2, and out_quant is not given"),
         (lambda: qf.linear(X, weight(), out_quant="int8", out=(X, X, X)), "out has 3 parts"),
         (lambda: qf.quantize_tensor(X, block=32), "block is 32, expected two sizes"),
         (lambda: qf.quantize_tensor(X, block=(1, 2, 3)), "block is"),
