@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The readers of safetensors, sharded folders and GGUF on files made here, byte by byte.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/error.h"
@@ -251,6 +256,25 @@ TEST(NewFiles, AppearWholeOrNotAtAll) {
   EXPECT_EQ(folder.num_files(), 1u);
   EXPECT_THROW(NewFile(folder / "no/such/folder"), std::system_error);
   EXPECT_THROW(NewFile(folder.path()), std::system_error);
+  EXPECT_THROW(NewFile(""), std::system_error);
+}
+
+// A file without a name goes with its process.
+TEST(NewFiles, LeaveNothingWhenTheirProcessIsKilled) {
+  TemporaryFolder folder;
+  const int unnamed = open(folder.path().c_str(), O_TMPFILE | O_WRONLY, 0600);
+  if (unnamed < 0) GTEST_SKIP() << "this file system has no files without names";
+  close(unnamed);
+  const pid_t child = fork();
+  if (child == 0) {
+    NewFile file(folder / "a");
+    file.write(bytes_of(std::string("half")));
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(folder.num_files(), 0u);
 }
 
 }  // namespace

@@ -7,10 +7,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <string>
 #include <system_error>
 #include <utility>
 
 namespace quantfuse::checkpoint {
+namespace {
+
+constexpr const char* kOpenFiles = "/proc/self/fd/";  // where a file without a name can be found
+
+}  // namespace
 
 void NewFile::refuse() const {
   throw std::system_error(errno, std::generic_category(), "cannot write " + path_.string());
@@ -21,17 +28,37 @@ NewFile::NewFile(const std::filesystem::path& path, const std::filesystem::path&
   if (stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     descriptor_ = open(path_.c_str(), O_WRONLY | O_CLOEXEC);  // refuses a folder by itself
   } else {
-    temporary_ = (folder.empty() ? path_ : folder / path_.filename()).string() + ".XXXXXX";
-    descriptor_ = mkostemp(temporary_.data(), O_CLOEXEC);
-    if (descriptor_ < 0) temporary_.clear();
+    errno = ENOENT;
+    if (!path_.has_filename()) refuse();
+    const std::filesystem::path place = folder.empty() ? path_ : folder / path_.filename();
+    temporary_ = place.string() + ".XXXXXX";
+    const std::string its_folder = place.has_parent_path() ? place.parent_path().string() : ".";
+    if (access(kOpenFiles, X_OK) == 0) {
+      descriptor_ = open(its_folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    }
+    if (descriptor_ < 0) {
+      descriptor_ = mkostemp(temporary_.data(), O_CLOEXEC);
+      has_name_ = descriptor_ >= 0;
+    }
     if (descriptor_ >= 0) fchmod(descriptor_, 0644);
   }
   if (descriptor_ < 0) refuse();
 }
 
+// Only now, because a file may not take the place of another without a name of its own.
+void NewFile::give_name() {
+  const std::string open_file = kOpenFiles + std::to_string(descriptor_);
+  const size_t unique = temporary_.size() - std::strlen("XXXXXX");
+  for (int attempt = 0; !has_name_; ++attempt) {
+    temporary_.replace(unique, std::string::npos, std::to_string(getpid()) + "-" + std::to_string(attempt));
+    has_name_ = linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
+    if (!has_name_ && errno != EEXIST) refuse();
+  }
+}
+
 NewFile::~NewFile() {
   if (descriptor_ >= 0) close(descriptor_);
-  if (!temporary_.empty()) unlink(temporary_.c_str());
+  if (has_name_) unlink(temporary_.c_str());
 }
 
 void NewFile::write(std::span<const uint8_t> bytes) {
@@ -61,10 +88,11 @@ void NewFile::reserve(int64_t bytes) {
 void NewFile::finish() {
   // Data before name: a power cut must not leave the final name on an empty file.
   if (!temporary_.empty() && fsync(descriptor_) != 0) refuse();
+  if (!temporary_.empty()) give_name();
   if (close(std::exchange(descriptor_, -1)) != 0) refuse();
   if (temporary_.empty()) return;
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) refuse();
-  temporary_.clear();
+  has_name_ = false;
 }
 
 }  // namespace quantfuse::checkpoint

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file that appears whole or not at all: written beside its place under another name, then renamed. Neither
-// a full disk nor a killed process leaves half a file under the final name. A pipe or a device, which a
-// rename would replace, is written to as it is.
+// A file that appears whole or not at all: written beside its place without a name (or under another one,
+// where the file system has no files without names), then renamed. Neither a full disk nor a killed process
+// leaves half a file under the final name. A pipe or a device, which a rename would replace, is written to as
+// it is.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,10 @@ class NewFile {
 
  private:
   [[noreturn]] void refuse() const;
+  void give_name();
   std::filesystem::path path_;
-  std::string temporary_;
+  std::string temporary_;  // the name before the final one; empty where `path_` is written to as it is
+  bool has_name_ = false;  // that one is on the disk
   int descriptor_ = -1;
 };
 
