@@ -591,6 +591,9 @@ TEST(Torchao, ReadsGroupsWithZeroPoints) {
   expect_refused(torchao_description("Int8Tensor", {0, 3}), {"block_size"});
   expect_refused(torchao_description("Int4Tensor", {1, 2}), {"Int4Tensor", "not supported"});
   expect_refused(torchao_description("Tensor", {1, 2}), {"torchao", "no tensor is quantized"});
+  TemporaryFolder folder;  // a zero point that the description names
+  write_torchao(folder, torchao_description("Int8Tensor", {1, 2}), {tensors[0], tensors[1]});
+  expect_error(folder.path(), {"m._weight_zero_point"});
 }
 
 TEST(Torchao, ReadsOneScalePerTensor) {

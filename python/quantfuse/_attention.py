@@ -125,7 +125,9 @@ def _composed(q: Any, keys: Any, values: Any, lengths: Any, mask: Any, scale: fl
     group = q.shape[1] // keys.shape[1]
     seen = torch.arange(keys.shape[2], device=q.device) < lengths[:, None]
     seen = (seen if mask is None else seen & mask)[:, None, None]
-    keys, values = (cache.repeat_interleave(group, 1) for cache in (keys, values))
+    # What lies beyond may be anything, and a NaN times no weight is a NaN.
+    unseen = ~seen.transpose(-1, -2)
+    keys, values = (cache.masked_fill(unseen, 0).repeat_interleave(group, 1) for cache in (keys, values))
     y = nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen, scale=scale)
     return torch.where(seen.any(-1, keepdim=True), y, 0).transpose(1, 2).contiguous()
 
@@ -176,6 +178,8 @@ def _composed_append(
     _check_append(q, k, v, cos, sin, keys, values, positions)
     if q.dtype == torch.float32 and len(positions) == 1 and int(positions) >= 0:
         return _append_at_one_place(q, k, v, cos, sin, keys, values, positions, scale)
+    if int(positions.min()) < 0:
+        raise ValueError(f"positions has the value {int(positions.min())}, expected 0 or more")
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     places = positions.expand(q.shape[0])
     for b, place in enumerate(places.tolist()):
@@ -191,6 +195,7 @@ def _append_at_one_place(
     layer's weight gone through the caches each takes longer than its arithmetic."""
     batch, heads, _, width = q.shape
     kv_heads, size = keys.shape[1:3]
+    cos, sin = cos.to(q.dtype), sin.to(q.dtype)
     if len(cos) > 1:
         cos, sin = cos[:, None, None], sin[:, None, None]
     both = torch.cat((q, k), 1)

@@ -91,6 +91,8 @@ def gptq_quantize(
     weight, family = adopt(weight, "weight")
     number = choice(_INTEGER_FORMATS, format, "format")
     order = choice(_ACT_ORDERS, act_order, "act_order")
+    if not damping > 0:
+        raise ValueError(f"damping is {damping!r}, expected a positive number")
     n, k = _matrix_shape(weight, "weight")
     groups = _groups(k, group)
     codes = family.empty((n, ceil_div(k, 2) if format == "int4" else k), CODE_DTYPES[format], weight)

@@ -8,6 +8,7 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -155,7 +156,7 @@ class Reader {
   };
 
   static bool is_row_major(const qf_tensor& t) {
-    if (!t.strides) return true;
+    if (!t.strides || std::find(t.shape, t.shape + t.ndim, 0) != t.shape + t.ndim) return true;
     int64_t stride = 1;
     for (int32_t i = t.ndim - 1; i >= 0; stride *= t.shape[i--]) {
       if (t.shape[i] != 1 && t.strides[i] != stride) return false;

@@ -56,6 +56,15 @@ def test_one_token(shape, has_mask):
     torch.testing.assert_close(got.double(), exact(*tensors, mask), rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_not_filled_may_be_anything():
+    q, keys, values, lengths, mask = example(SHAPES[1])
+    right = qf.decode_attention(q, keys, values, lengths, mask)
+    unseen = ~(mask & (torch.arange(keys.shape[2]) < lengths[:, None]))[:, None, :, None]
+    for anything in (float("nan"), float("inf")):
+        keys, values = (cache.masked_fill(unseen, anything) for cache in (keys, values))
+        assert torch.equal(qf.decode_attention(q, keys, values, lengths, mask), right)
+
+
 def test_one_length_for_all():
     q, keys, values, _, _ = example(SHAPES[1])
     lengths = torch.tensor([9], dtype=torch.int32)
@@ -154,6 +163,7 @@ def test_a_token_beyond_the_end_is_not_written():
         ({"rotation": (torch.zeros(2, 64), torch.zeros(1, 64))}, "cos and sin are to have the same"),
         ({"positions": torch.zeros(2)}, "positions has type torch.float32"),
         ({"positions": torch.zeros(3, dtype=torch.int64)}, r"positions has shape \(3,\)"),
+        ({"positions": torch.tensor([3, -1])}, "positions has the value -1"),
         ({"keys": torch.zeros(2, 2, 64, 200).mT}, "rows of keys and values are to be contiguous"),
     ],
 )

@@ -5,6 +5,7 @@ afterwards."""
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +256,14 @@ def test_a_stopped_run_goes_on(folders, tmp_path, method):
     qf.calibrate_and_quantize(model, IDS, "int4", method, group=32, out=tmp_path / "out", progress=stop)
     with pytest.raises(ValueError, match="was made with other arguments"):
         qf.calibrate_and_quantize(model, IDS, "int4", method, group=64, out=tmp_path / "out")
+    from safetensors.torch import save_file
+
+    shutil.copytree(model, tmp_path / "other")  # of the same configuration
+    changed = sorted((tmp_path / "other").glob("*.safetensors"))[-1]
+    tensors = {name: tensor.neg() for name, tensor in safetensors_of(changed).items()}
+    save_file(tensors, changed, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="another model"):
+        qf.calibrate_and_quantize(tmp_path / "other", IDS, "int4", method, group=32, out=tmp_path / "out")
 
 
 def test_excluded_linears_stay_as_they_are(folders, tmp_path):

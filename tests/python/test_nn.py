@@ -76,6 +76,7 @@ def test_linear_of_every_scheme(scheme, dtype, device):
     assert relative(y.float(), rounded) < (0.04 if "fp8" in scheme and "a8" in scheme else 0.015)
     assert relative(y.float(), linear(x).float()) < (0.2 if "4" in scheme else 0.06)
     assert layer(x[:0]).shape == (0, 3, 96)
+    assert layer(x[:, :0]).shape == (len(x), 0, 96)
 
 
 @device

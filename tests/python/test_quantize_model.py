@@ -195,6 +195,19 @@ def test_a_slice_is_computed_once_and_let_go():
     assert merged._last is None
 
 
+def test_a_slice_is_of_what_x_is_now():
+    attention = qf.quantize_model(tiny("Llama"), "int8").model.layers[0].self_attn
+    x = torch.randn(1, 3, attention.q_proj.in_features)
+    with torch.no_grad():
+        before = attention.q_proj(x)
+        x.mul_(2)
+        assert not torch.equal(attention.q_proj(x), before)
+    x = x.clone().requires_grad_()
+    with torch.no_grad():
+        attention.q_proj(x)
+    assert attention.q_proj(x).requires_grad
+
+
 def test_the_gradient_reaches_the_embedding():
     model = tiny("Llama")
     ids = token_ids()

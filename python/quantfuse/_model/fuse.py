@@ -21,7 +21,8 @@ from ..nn import GatedMLP, QuantizedLinear, RMSNorm
 from .summary import Summary
 from .walk import replace
 
-_FAMILIES = r"^(Llama|Qwen[23]\w*|Mistral|Gemma[23]?)"
+# Not Gemma 3n: its layers read a norm's output twice, and cut the gate's.
+_FAMILIES = r"^(Llama|Qwen[23]\w*|Mistral|Gemma(?!3n)[23]?)"
 _ATTENTION = re.compile(_FAMILIES + r"\w*Attention$")
 _MLP = re.compile(_FAMILIES + r"\w*MLP$")
 _DECODER_LAYER = re.compile(_FAMILIES + r"\w*DecoderLayer$")
@@ -34,6 +35,13 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def _state_of(x: torch.Tensor) -> Any:
+    """What an output depends on besides ``x`` itself: what was written to it since, and the gradient mode."""
+    if torch.compiler.is_compiling():
+        return None
+    return torch.is_grad_enabled(), None if x.is_inference() else x._version
+
+
 class MergedLinear(nn.Module):
     """One quantized layer whose output is cut into those of several: see :class:`Slice`."""
 
@@ -41,17 +49,17 @@ class MergedLinear(nn.Module):
         super().__init__()
         self.linear, self.norm = linear, norm
         self._num_slices = num_slices
-        self._last: tuple[Any, Any, int] | None = None
+        self._last: tuple[Any, Any, int, Any] | None = None
 
     def shared(self, x: torch.Tensor) -> torch.Tensor:
         """The whole output; computed for the first slice that asks with ``x``, let go with the last."""
-        last = self._last
-        if last is not None and last[0] is x:
-            self._last = None if last[2] == 1 else (x, last[1], last[2] - 1)
+        last, state = self._last, _state_of(x)
+        if last is not None and last[0] is x and last[3] == state:
+            self._last = None if last[2] == 1 else (x, last[1], last[2] - 1, state)
             shared: torch.Tensor = last[1]
             return shared
         y: torch.Tensor = self.linear(x) if self.norm is None else self.norm.into(self.linear, x)
-        self._last = (x, y, self._num_slices - 1)
+        self._last = (x, y, self._num_slices - 1, state)
         return y
 
     def __getstate__(self) -> dict[str, Any]:

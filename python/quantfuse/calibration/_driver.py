@@ -67,6 +67,7 @@ class _Run:
             {
                 "settings": settings.fingerprint(),
                 "model": source.config,
+                "weights": source.checksums(),
                 "data": [list(ids.shape), _checksum(ids)],
             },
             sort_keys=True,
@@ -225,8 +226,14 @@ class _Run:
         """What is in no decoder layer, a file each: one of them in memory at a time."""
         for i, name in enumerate(self._other_names()):
             path = self._out / f"other-{i:05d}.safetensors"
-            if not path.is_file():
+            if not self._is_of_this_run(path):
                 self._write(path, {name: self._source.tensor(name)})
+
+    def _is_of_this_run(self, path: Path) -> bool:
+        if not path.is_file():
+            return False
+        with safe_open(path, "pt") as file:
+            return bool((file.metadata() or {}).get("identity") == self._identity)
 
     def _other_names(self) -> list[str]:
         in_layers = {n for i in range(len(self._model.layers)) for n in self._model.layer_names(i)}

@@ -5,6 +5,7 @@ device, and a decoder layer has weights from when it is filled until it is empti
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,17 @@ class SourceFolder:
                 self._file_of = dict.fromkeys(file.keys(), folder / "model.safetensors")
         else:
             raise ValueError(f"{folder} has neither model.safetensors nor model.safetensors.index.json")
+
+    def checksums(self) -> dict[str, str]:
+        """Of the files that hold tensors, by name: two models of one configuration differ in nothing else."""
+        sums = {}
+        for path in sorted(set(self._file_of.values())):
+            value = 0
+            with open(path, "rb") as file:
+                while chunk := file.read(1 << 24):
+                    value = zlib.crc32(chunk, value)
+            sums[path.name] = f"{value:08x}"
+        return sums
 
     def names(self) -> list[str]:
         return sorted(self._file_of)

@@ -54,13 +54,19 @@ def _unpack_rows(words: Any, bits: int, k: int) -> Any:
     return (codes.reshape(words.shape[0], -1)[:, :k] - (1 << (bits - 1))).to(torch.int8)
 
 
+def _rounded_scale(scale: Any, dtype: Any) -> Any:
+    """Never 0, which float16 makes of the least scales."""
+    rounded = scale.to(dtype)
+    return rounded.masked_fill(rounded == 0, torch.finfo(dtype).smallest_normal)
+
+
 def to_tensors(name: str, linear: QuantizedLinear, settings: Settings, dtype: Any) -> dict[str, Any]:
     """The tensors of a linear called ``name``."""
-    tensors = {f"{name}.weight_scale": linear.scale.to(dtype)}
+    tensors = {f"{name}.weight_scale": _rounded_scale(linear.scale, dtype)}
     if settings.scheme in ("w8a8", "fp8"):
         tensors[f"{name}.weight"] = linear.codes
         if linear.input_scale is not None:
-            tensors[f"{name}.input_scale"] = linear.input_scale.to(dtype)
+            tensors[f"{name}.input_scale"] = _rounded_scale(linear.input_scale, dtype)
         return tensors
     tensors[f"{name}.weight_packed"] = _pack_rows(linear.codes, settings.bits)
     tensors[f"{name}.weight_shape"] = torch.tensor(linear.codes.shape)

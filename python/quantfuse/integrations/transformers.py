@@ -47,6 +47,8 @@ class QuantFuseConfig(QuantizationConfigMixin):
     ) -> None:
         self.quant_method = _METHOD
         self.scheme = Scheme.of(scheme).to_dict()
+        if isinstance(exclude, str):
+            raise TypeError(f"exclude is the string {exclude!r}, expected a sequence of patterns")
         self.exclude = list(exclude)
         self.fuse = fuse
 

@@ -14,6 +14,8 @@
 //   w = (qdata - zero_point) * scale, in float32, rounded to dtype
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "checkpoint/error.h"
 #include "checkpoint/import.h"
 #include "checkpoint/scale_grid.h"
@@ -73,7 +75,11 @@ void add_layer(Plan& plan, const std::string& name, const Settings& entry) {
   const std::string why = fmt::format("qdata is {} in blocks of {}", shape_text(qdata.shape),
                                       shape_text(*data->find_integers("block_size")));
   expect_grid(scale, n, k, block, why);
-  const Tensor* zero = is_float ? nullptr : plan.find(stem + "zero_point");
+  const auto parts = entry.texts("_tensor_data_names");
+  const bool has_zero = std::find(parts.begin(), parts.end(), "zero_point") != parts.end();
+  const Tensor* zero = is_float   ? nullptr
+                       : has_zero ? &plan.need(stem + "zero_point")
+                                  : plan.find(stem + "zero_point");
   if (zero) {
     expect_type(*zero, {Type::i8});
     expect_grid(*zero, n, k, block, why);
