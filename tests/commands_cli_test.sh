@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# commands_cli_test.sh QUANTFUSE: what `quantfuse info`, `explain` and `bench` print, their JSON, and what they
-# say of an environment that makes no sense.
+# commands_cli_test.sh QUANTFUSE FIXTURES: what `quantfuse info`, `explain` and `bench` print, their JSON, and
+# what they say of an environment that makes no sense.
 set -eu
 . "$(dirname "$0")/cli.sh"
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# verify_cli_test.sh QUANTFUSE: the exit codes and the last line of `quantfuse verify`, and its JSON.
+# verify_cli_test.sh QUANTFUSE FIXTURES: the exit codes and the last line of `quantfuse verify`, and its JSON.
 set -eu
 . "$(dirname "$0")/cli.sh"
 

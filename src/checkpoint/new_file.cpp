@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -31,12 +30,13 @@ NewFile::NewFile(const std::filesystem::path& path, const std::filesystem::path&
     errno = ENOENT;
     if (!path_.has_filename()) refuse();
     const std::filesystem::path place = folder.empty() ? path_ : folder / path_.filename();
-    temporary_ = place.string() + ".XXXXXX";
+    temporary_ = place.string() + ".";
     const std::string its_folder = place.has_parent_path() ? place.parent_path().string() : ".";
     if (access(kOpenFiles, X_OK) == 0) {
       descriptor_ = open(its_folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
     }
     if (descriptor_ < 0) {
+      temporary_ += "XXXXXX";
       descriptor_ = mkostemp(temporary_.data(), O_CLOEXEC);
       has_name_ = descriptor_ >= 0;
     }
@@ -47,10 +47,9 @@ NewFile::NewFile(const std::filesystem::path& path, const std::filesystem::path&
 
 // Only now, because a file may not take the place of another without a name of its own.
 void NewFile::give_name() {
-  const std::string open_file = kOpenFiles + std::to_string(descriptor_);
-  const size_t unique = temporary_.size() - std::strlen("XXXXXX");
+  const std::string open_file = kOpenFiles + std::to_string(descriptor_), stem = temporary_;
   for (int attempt = 0; !has_name_; ++attempt) {
-    temporary_.replace(unique, std::string::npos, std::to_string(getpid()) + "-" + std::to_string(attempt));
+    temporary_ = stem + std::to_string(getpid()) + "-" + std::to_string(attempt);
     has_name_ = linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
     if (!has_name_ && errno != EEXIST) refuse();
   }

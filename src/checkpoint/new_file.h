@@ -36,7 +36,8 @@ class NewFile {
   [[noreturn]] void refuse() const;
   void give_name();
   std::filesystem::path path_;
-  std::string temporary_;  // the name before the final one; empty where `path_` is written to as it is
+  std::string
+      temporary_;  // the name before the final one, or its beginning; none where `path_` is written to
   bool has_name_ = false;  // that one is on the disk
   int descriptor_ = -1;
 };
