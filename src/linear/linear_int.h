@@ -28,7 +28,6 @@ inline constexpr int64_t kLongIntSegment = 4096;
 inline constexpr int64_t kMaxIntLength = 65536;
 
 struct IntBatch : Batch<int32_t> {
-  const float* scales;  // [row][act groups]
   const int32_t* sums;  // [segment][row]: of x's codes
   bool has_int_totals;  // one scale for all of k: int32 totals, and the sums of x are over all segments
 
@@ -147,7 +146,7 @@ __attribute__((noinline, noclone)) void finish_ints(const IntBatch& c, int64_t r
   const int64_t stride = totals_stride<S>(panels), first = c.to.first_row + row;
   // There is no scale of x where k is 0.
   const auto x_scale = [&](int64_t r) __attribute__((always_inline)) {
-    return S::set1(c.plan.act_groups == 1 ? c.scales[row + r] : 1.0f);
+    return S::set1(c.plan.act_groups == 1 ? c.x_scales[row + r] : 1.0f);
   };
   if (!c.has_int_totals) {
     return finish_rows<S>(
@@ -233,7 +232,7 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
     [[maybe_unused]] const float* zeros = HasZeros ? batch.p.packed.zeros(t.panel) + group : nullptr;
     [[maybe_unused]] const int32_t* x_sums = batch.sums + batch.sums_at(t.s, t.row);
     const int64_t act_groups = batch.plan.act_groups;
-    [[maybe_unused]] const float* x_scales = batch.scales + t.row * act_groups + segment.act_group;
+    [[maybe_unused]] const float* x_scales = batch.x_scales_at(t.s, t.row);
     const float* const before = t.totals_before(kNoTotals<S>);
     float* const totals = t.totals;
     tile.finish(
@@ -357,7 +356,7 @@ QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
     const Destination to = {p.out.is_quantized() && !p.out.is_static,
                             reinterpret_cast<float*>(workspace + plan.result), first_row};
     const IntBatch batch = {
-        {p, plan, segments, num_segments, x, rows, tile_rows, to}, scales, sums, has_int_totals};
+        {p, plan, segments, num_segments, x, rows, tile_rows, to, scales}, sums, has_int_totals};
     parallel_ranges(ceil_div(rows, tile_rows), 1, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin * tile_rows; row < end * tile_rows && row < rows; row += tile_rows) {
         prepare_int_tile<S>(batch, row, rows - row < tile_rows ? rows - row : tile_rows,
