@@ -64,9 +64,9 @@ def geometry_of(weight: QuantizedWeight) -> list[int]:
 
 # ---- Weights ----
 
-# By a tensor's id and its use: the tensor, and a weight that borrows its memory through aliases, so
-# that it does not keep the tensor itself alive.
-_weights: dict[tuple[int, bool, bool, bool], tuple[weakref.ref[torch.Tensor], QuantizedWeight]] = {}
+# By a tensor's id and its use: the tensor, how often the tensors had been written to, and a weight that
+# borrows their memory through aliases, so that it does not keep them alive.
+_weights: dict[tuple[int, bool, bool, bool], tuple[weakref.ref[torch.Tensor], int, QuantizedWeight]] = {}
 
 
 def _weight(
@@ -84,14 +84,21 @@ def _weight(
     if owner is None:
         raise ValueError("quantfuse: packed and codes are both None, expected one of them")
     key = (id(owner), bool(geometry[4]), codes is None, for_backward)
+    # Of packed tensors the packed form is all that is read.
+    writes = 0 if packed is not None else _writes_to(codes) + _writes_to(scales) + _writes_to(zeros)
     known = _weights.get(key)
-    if known is not None and known[0]() is owner:
-        return known[1]
+    if known is not None and known[0]() is owner and known[1] == writes:
+        return known[2]
     weight = _make_weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry)
     if packed is None and not for_backward:
         weight.pack()
-    _weights[key] = (weakref.ref(owner, lambda _: _weights.pop(key, None)), weight)
+    _weights[key] = (weakref.ref(owner, lambda _: _weights.pop(key, None)), writes, weight)
     return weight
+
+
+def _writes_to(tensor: torch.Tensor | None) -> int:
+    """How often; inference mode does not count them."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _make_weight(
@@ -217,24 +224,24 @@ def _out_features(x: Any, geometry: list[int]) -> int:
 
 def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, *tensors, ctx.format, ctx.geometry, bias, ctx.activation, residual = inputs[:12]
-    ctx.act_quant, ctx.act_group = inputs[12:14]
+    ctx.act_quant, ctx.act_group, x_scale, ctx.out_dtype = inputs[12:16]
     ctx.batch_invariant, ctx.fast_accumulation = inputs[16], inputs[19]
     if inputs[17] is not None:
         raise NotImplementedError("linear: x_gain has no gradient; call rms_norm before it")
     needs_input = ctx.activation != "identity" or ctx.geometry[4]
-    ctx.save_for_backward(x if needs_input else None, *tensors, bias)
+    ctx.save_for_backward(x if needs_input else None, *tensors, bias, x_scale)
     ctx.x_dtype = x.dtype
     ctx.residual_dtype = None if residual is None else residual.dtype
 
 
 def _linear_gradient(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     """Quantizing x counts as the identity: the gradient goes straight through it."""
-    x, packed, *canonical, bias = ctx.saved_tensors
+    x, packed, *canonical, bias, x_scale = ctx.saved_tensors
     *sizes, is_gated = ctx.geometry
     plain = (None if is_gated else packed, *canonical, ctx.format, [*sizes, 0])
     dz = dy
     if x is not None:
-        quantization = (ctx.act_quant, ctx.act_group, None, None)
+        quantization = (ctx.act_quant, ctx.act_group, x_scale, ctx.out_dtype)
         permissions = (ctx.batch_invariant, None, 1e-6, ctx.fast_accumulation)
         z = torch.ops.quantfuse.linear(x, *plain, bias, "identity", None, *quantization, *permissions)
         dz = _through_activation(dy, z, ctx.activation, bool(is_gated))
@@ -363,7 +370,7 @@ _plain_weights: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int], Plai
 
 def _plain_weight(w: torch.Tensor) -> PlainWeight:
     key = id(w)
-    state = (w.data_ptr(), 0 if w.is_inference() else w._version)
+    state = (w.data_ptr(), _writes_to(w))
     known = _plain_weights.get(key)
     if known is not None and known[0]() is w and known[1] == state:
         return known[2]
@@ -483,8 +490,13 @@ def is_plain(x: torch.Tensor, other: torch.Tensor | None) -> bool:
     """Whether nobody but the kernel has a say in a call: no autograd, tracer, subclass or mode."""
     if type(x) is not torch.Tensor or torch.compiler.is_compiling():
         return False
-    needs_gradient = x.requires_grad or (other is not None and other.requires_grad)
-    return not (needs_gradient and torch.is_grad_enabled()) and _get_current_dispatch_mode() is None
+    may_need = x.requires_grad or (other is not None and other.requires_grad)
+    return not (may_need and torch.is_grad_enabled()) and _get_current_dispatch_mode() is None
+
+
+def needs_gradient(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd records what is computed from ``tensors``."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def linear(x: torch.Tensor, *args: Any) -> Any:
@@ -499,7 +511,7 @@ def linear_quantized(x: torch.Tensor, *args: Any) -> Any:
 
 def linear_plain(x: torch.Tensor, weight: torch.Tensor, bias: Any, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear_plain``, likewise."""
-    is_direct = is_plain(x, bias) and not (weight.requires_grad and torch.is_grad_enabled())
+    is_direct = is_plain(x, bias) and not needs_gradient(weight)
     return (_linear_plain if is_direct else _linear_plain_op)(x, weight, bias, *args)
 
 

@@ -66,8 +66,8 @@ class Scheme:
             raise ValueError(f"scheme is {self.name!r}{hint} Known are: {', '.join(SCHEMES)}")
         group = kind.group if self.group is None else self.group
         if isinstance(group, list):
-            group = (group[0], group[1])
-        sizes = group if isinstance(group, tuple) else (group,)
+            group = tuple(group)
+        sizes = group if isinstance(group, tuple) and len(group) == 2 else (group,)
         if not all(isinstance(size, int) and size >= 0 for size in sizes):
             raise ValueError(
                 f"group is {self.group!r}, expected a number of columns or a block (rows, columns)"

@@ -197,12 +197,16 @@ def _meet(x: Any, name: str) -> tuple[Tensor, Family]:
     kind = f"{type(x).__module__}.{type(x).__qualname__}"
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        # Subclasses (FakeTensor, DTensor, functional wrappers) have no memory of their own to hand over.
-        if type(x) not in (torch.Tensor, torch.nn.Parameter):
-            raise TypeError(f"{name} is a {kind}, expected exactly torch.Tensor or torch.nn.Parameter")
-        family = _TorchFamily(torch)
-        _FAMILIES.update({torch.Tensor: family, torch.nn.Parameter: family})
-        return x, family
+        # Subclasses with a dispatch of their own (FakeTensor, DTensor) have no memory to hand over.
+        if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise TypeError(f"{name} is a {kind}, expected a torch.Tensor with memory of its own")
+        if torch.Tensor not in _FAMILIES:
+            family = _TorchFamily(torch)
+            _FAMILIES.update({torch.Tensor: family, torch.nn.Parameter: family})
+        if type(x) not in _FAMILIES:
+            with torch._C.DisableTorchFunctionSubclass():
+                x = x.as_subclass(torch.Tensor)
+        return x, _FAMILIES[torch.Tensor]
     if isinstance(x, np.ndarray):
         raise TypeError(f"{name} is a {kind}, expected a plain array: pass numpy.asarray({name})")
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):

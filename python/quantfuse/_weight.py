@@ -370,20 +370,37 @@ def _from_stored(
     if stored["codes"][0] != _STORED_CODES.get(format, "U8"):
         raise ValueError(f"codes has type {stored['codes'][0]}, which {format} codes have not")
     arrays = {name: array for name, (_, array) in stored.items()}
-    scales, zeros, g_idx = arrays["scales"], arrays.get("zeros"), arrays.get("g_idx")
-    offsets = arrays.get("offsets")
     weight = QuantizedWeight(
-        format, shape, block, arrays["codes"], scales, zeros, g_idx, metadata["is_gated"] == "1", offsets
+        format,
+        shape,
+        block,
+        arrays["codes"],
+        arrays["scales"],
+        arrays.get("zeros"),
+        arrays.get("g_idx"),
+        metadata["is_gated"] == "1",
+        arrays.get("offsets"),
     )
-    is_good = scales != 255 if scales.dtype == np.uint8 else np.isfinite(scales)
-    if not (is_good & ((scales > 0) | (scales.dtype == np.uint8) | (format in CODEBOOKS))).all():
-        raise ValueError("scales has values that are not finite and positive")
-    for name in ("zeros", "offsets"):
-        if name in arrays and not np.isfinite(arrays[name]).all():
-            raise ValueError(f"{name} has values that are not finite")
-    if g_idx is not None and g_idx.size and not (g_idx.min() >= 0 and g_idx.max() < scales.shape[-1]):
-        raise ValueError(f"g_idx has values outside of the {scales.shape[-1]} groups")
+    check_values(weight)
     return weight
+
+
+def check_values(weight: QuantizedWeight) -> None:
+    """Refuses values that no weight has; of canonical tensors of any family, on any device."""
+    scales: Any = weight.scales
+    groups = scales.shape[-1]
+    if weight.format in MICROSCALED:
+        is_good = scales != 255
+    else:
+        is_good = abs(scales) < float("inf")  # and no NaN
+        is_good = is_good if weight.format in CODEBOOKS else is_good & (scales > 0)
+    if not bool(is_good.all()):
+        raise ValueError("scales has values that are not finite and positive")
+    for name, tensor in (("zeros", weight.zeros), ("offsets", weight.offsets)):
+        if tensor is not None and not bool((abs(tensor) < float("inf")).all()):
+            raise ValueError(f"{name} has values that are not finite")
+    if weight.g_idx is not None and not bool(((weight.g_idx >= 0) & (weight.g_idx < groups)).all()):
+        raise ValueError(f"g_idx has values outside of the {groups} groups")
 
 
 def _pair(metadata: dict[str, str], name: str) -> tuple[int, int]:

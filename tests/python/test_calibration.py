@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 
+import safetensors.torch  # noqa: E402
+
 import character_model  # noqa: E402
 from quantfuse.calibration import METHODS  # noqa: E402
 
@@ -320,6 +322,20 @@ def test_bad_arguments_are_named_and_nothing_is_written(folders, tmp_path):
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 96}
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(gpt2)
     refuses("is a gpt2 model", gpt2, IDS, error=NotImplementedError)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "method"), [("int4", "rtn"), ("w8a8", "smoothquant"), ("fp8", "percentile")]
+)
+def test_a_weight_with_a_nan_is_named(folders, tmp_path, scheme, method):
+    shutil.copytree(folders("mistral"), tmp_path / "model")
+    path, name = tmp_path / "model" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    tensors = safetensors.torch.load_file(path)
+    tensors[name][2, 3] = float("nan")
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=f"{name} has values that are not finite"):
+        qf.calibrate_and_quantize(tmp_path / "model", IDS, scheme, method, out=tmp_path / "out")
+    assert not (tmp_path / "out" / "config.json").exists()
 
 
 def test_the_command_quantizes_text(folders, tmp_path):

@@ -130,7 +130,6 @@ def with_numbers(model, numbers):
 def empty_like(model):
     with torch.device("meta"):
         empty = type(model)(model.config)
-    empty.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     return empty.eval()
 
 
@@ -207,6 +206,50 @@ def test_a_model_in_gguf(tmp_path, family, architecture, fuse):
     assert (type(loaded.model.layers[1].self_attn.q_proj) is qf.nn.QuantizedLinear) is not fuse
     assert "its module is Embedding" in str(loaded.quantfuse_summary)
     torch.testing.assert_close(logits(loaded), logits(with_numbers(model, numbers)), rtol=1e-4, atol=1e-5)
+
+
+def test_buffers_that_no_checkpoint_has_are_computed_or_refused(tmp_path):
+    """Transformers' models know how theirs begin; another module does not."""
+    model = tiny("Llama")
+    numbers = write_fp8_block(model, tmp_path)
+    loaded = qf.load_quantized(empty_like(model), tmp_path, fuse=False)
+    assert torch.equal(loaded.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4, bias=False)
+            self.register_buffer("rate", torch.ones(3), persistent=False)
+
+    save_file({"weight": torch.ones(4, 4)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with torch.device("meta"):
+        module = Scaled()
+    with pytest.raises(ValueError, match="rate is on the meta device"):
+        qf.load_quantized(module, tmp_path)
+    assert module.weight.is_meta
+    assert numbers
+
+
+def test_a_quantized_head_does_not_fill_the_embedding_it_was_tied_to(tmp_path):
+    model = tiny("Llama", tie_word_embeddings=True)
+    head = qf.quantize_tensor(model.lm_head.weight.detach(), "fp8_e4m3", block=(128, 128))
+    write_fp8_block(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.embed_tokens.weight"]
+    tensors |= {"lm_head.weight": head.codes, "lm_head.weight_scale_inv": head.scale}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"1 parameters.*model\.embed_tokens\.weight"):
+        qf.load_quantized(tiny("Llama", tie_word_embeddings=True), tmp_path)
+
+
+def test_a_loaded_model_is_not_saved_as_what_it_is_not(tmp_path, caplog):
+    model = tiny("Llama")
+    write_fp8_block(model, tmp_path / "source")
+    loaded = qf.load_quantized(tiny("Llama"), tmp_path / "source")
+    with pytest.raises(ValueError, match="not serializable"):
+        loaded.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
 
 
 # ---- What does not fit ----

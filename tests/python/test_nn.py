@@ -44,6 +44,8 @@ def test_a_misspelt_scheme_is_answered_with_the_near_one():
     for options, text in (
         ({"group": -1}, "group"),
         ({"group": "x"}, "group"),
+        ({"group": (1, 2, 3)}, "group"),
+        ({"group": [64]}, "group"),
         ({"symmetric": False}, "zero"),
     ):
         with pytest.raises(ValueError, match=text):
@@ -188,6 +190,46 @@ def test_a_call_costs_little_more_than_that_of_torch(device):
     assert best["ours"] - best["torch"] < max(12e-6, 4 * best["torch"]), best
 
 
+def test_an_unknown_activation_is_refused_when_the_layer_is_made():
+    with pytest.raises(ValueError, match="activation is 'tanh'"):
+        qf.nn.QuantizedLinear(64, 8, activation="tanh")
+
+
+@pytest.mark.parametrize("scheme", ["int4", "w8a8-int8", qf.Scheme("int4", symmetric=False)])
+def test_a_change_of_the_tensors_in_place_is_seen(scheme):
+    layer = make(scheme, bias=False)[1]
+    x = torch.randn(3, 256)
+    with torch.no_grad():
+        before = layer(x)
+        layer.scales.mul_(2)
+        torch.testing.assert_close(layer(x), 2 * before)
+        layer.codes.zero_()
+        if layer.zeros is not None:
+            layer.zeros.zero_()
+        assert not layer(x).any()
+
+
+WRITES = {
+    "data +=": lambda weight: weight.data.__iadd__(1),
+    "data =": lambda weight: setattr(weight, "data", torch.zeros_like(weight)),
+    "[0] =": lambda weight: weight.__setitem__(0, 1),
+    "a row": lambda weight: weight[0].zero_(),
+    "init": lambda weight: nn.init.normal_(weight),
+    "out=": lambda weight: torch.add(weight, 1, out=weight),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_the_weight_cannot_be_written_to(write):
+    layer = make("int4")[1]
+    weight = layer.weight
+    with pytest.raises(RuntimeError, match="frozen"), torch.no_grad():
+        WRITES[write](weight)
+    assert torch.equal(weight, layer.weight)
+    assert type(weight + 1) is type(weight.clone()) is type(copy.deepcopy(weight)) is torch.Tensor
+    assert qf.quantize_tensor(weight, "int8").codes.shape == weight.shape
+
+
 # ---- GatedMLP and RMSNorm ----
 
 
@@ -214,6 +256,34 @@ def test_a_gated_mlp_learns_through():
     expected = (functional.silu(gate) * up) @ mlp.down.weight.T
     right = torch.autograd.grad(expected.square().sum(), x)[0]
     assert relative(torch.autograd.grad(mlp(x).square().sum(), x)[0], right) < 0.05
+
+
+@every_scheme
+def test_biases_learn_where_the_input_does_not(scheme):
+    mlp = qf.nn.GatedMLP(64, 128, scheme=scheme, bias=True)
+    mlp.gate_up.quantize_from_float(torch.randn(256, 64) / 6)
+    mlp.down.quantize_from_float(torch.randn(64, 128) / 8)
+    x = torch.randn(4, 64)
+    gate, up = (x @ mlp.gate_up.weight.T + mlp.gate_up.bias).chunk(2, dim=-1)
+    expected = (functional.silu(gate) * up) @ mlp.down.weight.T + mlp.down.bias
+    biases = (mlp.gate_up.bias, mlp.down.bias)
+    right = torch.autograd.grad(expected.square().sum(), biases)
+    for got, wanted in zip(torch.autograd.grad(mlp(x).square().sum(), biases), right, strict=True):
+        assert relative(got, wanted) < 0.1
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_the_bias_of_a_layer_over_quantized_inputs_learns(activation):
+    layer = make("w8a8-int8")[1]
+    layer.activation = activation or "identity"
+    x = torch.randn(5, 256)
+    codes, scale = qf.per_token_quant_int8(x)
+    z = x @ layer.weight.T + layer.bias
+    expected = functional.gelu(z) if activation else z
+    (right,) = torch.autograd.grad(expected.square().sum(), layer.bias)
+    y = layer.call_quantized(codes, scale, torch.float32)
+    (got,) = torch.autograd.grad(y.square().sum(), layer.bias)
+    assert relative(got, right) < 0.05
 
 
 @pytest.mark.parametrize("scheme", ["w8a8-int8", "w8a8-fp8", "w8a8-fp8-block"])

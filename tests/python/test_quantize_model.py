@@ -392,6 +392,33 @@ def test_layers_that_share_a_weight_share_its_quantized_form():
     assert [layer.bytes_after > 0 for layer in model.quantfuse_summary.layers] == [True, False]
 
 
+def test_adapters_are_left_to_be_trained():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(tiny("Llama"), config)
+    expected = logits(model)
+    qf.quantize_model(model, "int8")
+    layer = model.base_model.model.model.layers[0].self_attn.q_proj
+    assert type(layer.base_layer) is qf.nn.QuantizedLinear
+    assert type(layer.lora_A["default"]) is nn.Linear
+    assert "is an adapter" in str(model.quantfuse_summary)
+    assert relative(logits(model), expected) < 0.05
+
+
+@pytest.mark.parametrize("way", ["merge", "safe_merge", "pissa"])
+def test_an_adapter_is_not_lost_by_merging_it(way):
+    peft = pytest.importorskip("peft")
+    model = qf.quantize_model(tiny("Llama"), "int4", fuse=False)
+    init = way if way == "pissa" else False
+    config = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=init)
+
+    def merge():
+        peft.get_peft_model(model, config).merge_and_unload(safe_merge=way == "safe_merge")
+
+    with pytest.raises(RuntimeError, match="frozen"):
+        merge()
+
+
 def test_a_head_tied_to_the_embedding():
     model = tiny("Llama", tie_word_embeddings=True)
     exact = logits(model)

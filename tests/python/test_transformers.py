@@ -113,9 +113,89 @@ def test_a_saved_model_with_a_tensor_of_another_shape_is_refused(folder, tmp_pat
         load(tmp_path / "saved")
 
 
-def test_a_misspelt_scheme_is_refused_before_anything_is_loaded():
+def test_wrong_options_are_refused_before_anything_is_loaded():
     with pytest.raises(ValueError, match="did you mean 'int4'"):
         qf.QuantFuseConfig("int-4")
+    with pytest.raises(TypeError, match="exlude"):
+        qf.QuantFuseConfig("int4", exlude=("mlp",))
+    with pytest.raises(TypeError, match="include is the string"):
+        qf.QuantFuseConfig("int4", include="mlp")
+
+
+# ---- Models that were quantized when they were there ----
+
+
+@pytest.mark.parametrize("options", [{}, {"include": ["self_attn"], "fuse": False}, {"exclude": ["mlp"]}])
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "GPT2"])
+def test_a_quantized_model_is_saved_and_loaded(family, options, tmp_path):
+    if family == "GPT2" and "include" in options:
+        options = {"include": ["c_attn"]}
+    model = qf.quantize_model(tiny(family), "int4", **options)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert torch.equal(logits(again), logits(model))
+    assert str(again) == str(model)
+    again.save_pretrained(tmp_path / "again")
+    assert torch.equal(logits(load(tmp_path / "again")), logits(model))
+
+
+@pytest.mark.parametrize("while_loading", [False, True])
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_a_tied_head_that_is_quantized_is_tied_no_longer(family, while_loading, folder, tmp_path):
+    model, source = folder(family, tie_word_embeddings=True)
+    expected = logits(qf.quantize_model(copy.deepcopy(model), "int8", exclude=()))
+    if while_loading:
+        model = load(source, quantization_config=qf.QuantFuseConfig("int8", exclude=()))
+    else:
+        qf.quantize_model(model, "int8", exclude=())
+    assert type(model.lm_head) is qf.nn.QuantizedLinear
+    assert torch.equal(logits(model), expected)
+    model.tie_weights()
+    model.save_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(load(tmp_path / "saved")), expected)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    twice = qf.quantize_model(tiny("Llama"), "int4", include=["mlp"])
+    qf.quantize_model(twice, "int8")
+    inside = torch.nn.Sequential(tiny("Llama"))
+    qf.quantize_model(inside, "int4")
+    for model in (twice, inside[0]):
+        with pytest.raises(ValueError, match="not serializable"):
+            model.save_pretrained(tmp_path / "saved")
+        assert not (tmp_path / "saved").exists()
+
+
+def test_a_head_that_the_checkpoint_does_not_have_is_not_quantized(folder, tmp_path):
+    _, source = folder("Llama")
+    load_model = transformers.AutoModelForSequenceClassification.from_pretrained
+    model = load_model(source, quantization_config=qf.QuantFuseConfig("int8"))
+    assert type(model.score) is torch.nn.Linear
+    model.save_pretrained(tmp_path / "saved")
+    again = load_model(tmp_path / "saved")
+    ids = token_ids(1)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("key", ["codes", "scales", "layout"])
+def test_a_saved_model_without_a_tensor_is_refused(key, tmp_path):
+    qf.quantize_model(tiny("Llama"), "int8").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    name = f"model.layers.1.mlp.down.{key}"
+    del state[name]
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=f"the checkpoint has no {name}"):
+        load(tmp_path)
+
+
+def test_a_saved_model_with_a_bad_scale_is_refused_by_name(tmp_path):
+    qf.quantize_model(tiny("Llama"), "int8").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    state["model.layers.1.mlp.down.scales"][3] = float("nan")
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.down.*scale"):
+        load(tmp_path)
 
 
 # ---- Attention ----

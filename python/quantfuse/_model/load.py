@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Mapping
@@ -84,6 +85,10 @@ def load_quantized(
     if fuse:
         fuse_layers(model, loading.summary)
         settle(model)
+    if "transformers.modeling_utils" in sys.modules:
+        from ..integrations.transformers import refuse_to_save
+
+        refuse_to_save(model, "load_quantized filled it, and the checkpoint it came from is its saved form")
     if show_progress or (show_progress is None and sys.stderr.isatty()):
         print(loading.summary, file=sys.stderr)
     return model
@@ -218,6 +223,7 @@ class _Loading:
                     if names
                 )
             )
+        self._tensors.update(self._computed_buffers())
         self.summary.left_alone += [(name, "the model does not have it") for name in self._unknown]
         self.summary.left_alone += [(name, "the checkpoint does not have it") for name in missing]
         for name, tensor in self._tensors.items():
@@ -229,16 +235,49 @@ class _Loading:
         self.model.quantfuse_summary = self.summary
 
     def _missing(self) -> list[str]:
-        filled = {*self._tensors, *(f"{name}.weight" for name in self._layers)}
-        by_tensor: dict[int, list[str]] = {}
-        for name, tensor in self._own.items():
-            by_tensor.setdefault(id(tensor), []).append(name)
-        wanted = set(self.model.state_dict())
+        filled = {id(self._own[name]) for name in self._tensors}  # tied ones are filled together
+        quantized = {f"{name}.weight" for name in self._layers}  # and a quantized one leaves the others
+        wanted = set(self.model.state_dict()) - quantized
         return sorted(
-            name
-            for name, tensor in self._own.items()
-            if name in wanted and not filled & set(by_tensor[id(tensor)])  # tied ones are filled together
+            name for name, tensor in self._own.items() if name in wanted and id(tensor) not in filled
         )
+
+    def _computed_buffers(self) -> dict[str, torch.Tensor]:
+        """Values of buffers that no checkpoint has, because a model computes them (the frequencies of a
+        rotation), where they are on the meta device."""
+        stored = set(self.model.state_dict())
+        values = {}
+        for name, buffer in self.model.named_buffers():
+            if not buffer.is_meta or name in stored:
+                continue
+            # What the model's own code leaves as it was depends on what was there.
+            made, other = (self._initialized(name, before) for before in (0, 1))
+            if not torch.equal(made, other):
+                raise ValueError(
+                    f"{name} is on the meta device, and is computed when a model is made: make the model "
+                    "with its buffers on a device"
+                )
+            values[name] = made
+        return values
+
+    def _initialized(self, name: str, before: int) -> torch.Tensor:
+        """What the model's own code makes of a buffer filled with ``before``, in a copy of its module."""
+        owner, _, leaf = name.rpartition(".")
+        probe = copy.deepcopy(self.model.get_submodule(owner))
+        for key, buffer in probe._buffers.items():
+            if buffer is not None:
+                probe._buffers[key] = torch.full_like(buffer, before, device=self._device)
+        initialize = getattr(self._maker_of(owner), "_init_weights", None)
+        if initialize is not None:
+            with torch.no_grad():
+                initialize(probe)
+        return probe.get_buffer(leaf)
+
+    def _maker_of(self, name: str) -> nn.Module:
+        """The innermost model of Transformers around a module, which knows how its tensors begin."""
+        while name and not hasattr(self.model.get_submodule(name), "_init_weights"):
+            name = name.rpartition(".")[0]
+        return self.model.get_submodule(name)
 
     def _put(self, name: str, value: torch.Tensor) -> None:
         target = self._own[name]

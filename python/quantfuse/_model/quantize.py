@@ -46,7 +46,8 @@ def quantize_model(
     memory, nor an interrupt on the way changes it. The memory in use is the model's and that of one layer:
     the quantized layers of a GPU wait in host memory, those of a CPU in a temporary file (in memory where
     none can be written). Then they are put in place, in one go that an interrupt does not part. What was done
-    is in ``model.quantfuse_summary``, which prints as a table.
+    is in ``model.quantfuse_summary``, which prints as a table. A model of Transformers is then written by
+    ``save_pretrained`` and loaded by ``from_pretrained``.
 
     >>> import torch, quantfuse as qf
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
@@ -94,9 +95,25 @@ def quantize_model(
                 fuse_layers(model, summary)
             settle(model)
             model.quantfuse_summary = summary
+            _describe(model, scheme, include, exclude, fuse, names)
     if show_progress or (show_progress is None and sys.stderr.isatty()):
         print(summary, file=sys.stderr)
     return model
+
+
+def _describe(
+    model: nn.Module,
+    scheme: Scheme,
+    include: Sequence[str] | None,
+    exclude: Sequence[str],
+    fuse: bool,
+    quantized: list[str],
+) -> None:
+    """For ``save_pretrained``, where the model is one of Transformers."""
+    if "transformers.modeling_utils" in sys.modules:
+        from ..integrations.transformers import QuantFuseConfig, describe
+
+        describe(model, QuantFuseConfig(scheme, exclude, fuse, include=include), quantized)
 
 
 def replace_linear_with_quantized(model: nn.Module, bits: int = 8, **options: Any) -> nn.Module:

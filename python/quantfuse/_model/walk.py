@@ -42,9 +42,12 @@ def select(
             raise TypeError(f"{name} is a string, expected a list of names or patterns")
     chosen: dict[str, nn.Module] = {}
     others: list[tuple[str, str]] = []
+    adapters = _adapters(model)
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
             others.append((name, "is quantized already"))
+        elif is_linear(module) and module in adapters:
+            others.append((name, "is an adapter, which is there to be trained"))
         elif not is_linear(module):
             if isinstance(module, nn.Linear):
                 others.append((name, f"is a {type(module).__name__}, whose forward may be its own"))
@@ -55,6 +58,17 @@ def select(
         else:
             chosen[name] = module
     return chosen, others
+
+
+def _adapters(model: nn.Module) -> set[nn.Module]:
+    """What PEFT has put beside the layers of a model."""
+    adapters: set[nn.Module] = set()
+    for module in model.modules():
+        if hasattr(module, "adapter_layer_names") and "base_layer" in module._modules:
+            for name, child in module._modules.items():
+                if name != "base_layer" and child is not None:
+                    adapters.update(child.modules())
+    return adapters
 
 
 def replace(model: nn.Module, name: str, module: nn.Module) -> None:

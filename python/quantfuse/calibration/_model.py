@@ -93,7 +93,12 @@ class LayerwiseModel:
     def fill(self, index: int) -> Any:
         """The layer with its weights, in float32."""
         layer, prefix = self.layers[index], self.layer_prefix(index)
-        tensors = {n.removeprefix(prefix): self.source.tensor(n).float() for n in self.layer_names(index)}
+        tensors = {}
+        for name in self.layer_names(index):
+            tensor = self.source.tensor(name).float()
+            if not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name} has values that are not finite")
+            tensors[name.removeprefix(prefix)] = tensor
         layer.load_state_dict(tensors, strict=True, assign=True)
         return layer.requires_grad_(False)
 

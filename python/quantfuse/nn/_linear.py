@@ -12,7 +12,8 @@ from torch import nn
 from .. import _operators
 from .._scheme import Scheme
 from .._tensors import CODE_DTYPES, FORMATS, FOUR_BIT, MICROSCALED, blocks_of, ceil_div
-from .._weight import QuantizedWeight
+from .._weight import QuantizedWeight, check_values
+from ._frozen import FrozenWeight
 
 _CANONICAL = ("codes", "scales", "zeros", "offsets", "g_idx")
 _FORMAT_NUMBERS = {
@@ -67,7 +68,7 @@ class QuantizedLinear(nn.Linear):
         self.scheme = _scheme_of(scheme, bits)
         self._act_quant, self._act_group = self.scheme.act_quant, self.scheme.act_group
         self.in_features, self.out_features = in_features, out_features
-        self.activation = activation or "identity"
+        self.activation = _operators.checked_activation(activation)
         self._set_format(self.scheme.format, self.scheme.block, gated)
         for name in (*_CANONICAL, "layout"):
             self.register_buffer(name, None)
@@ -290,8 +291,10 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight as it was rounded, float32 ``[n, in_features]``, made anew by every access."""
-        return self.quantized_weight().dequantize()
+        """The weight as it was rounded, float32 ``[n, in_features]``, made anew by every access; it cannot be
+        written to."""
+        numbers: torch.Tensor = self.quantized_weight().dequantize().as_subclass(FrozenWeight)
+        return numbers
 
     def quantized_weight(self) -> QuantizedWeight:
         """The canonical weight; its tensors are the layer's own."""
@@ -434,7 +437,7 @@ class QuantizedLinear(nn.Linear):
         if layout is None or layout.flatten().tolist() != expected:
             text = "nothing" if layout is None else _layout_text(layout)
             raise ValueError(f"the state is of another layout, {text}, expected {self}")
-        self.quantized_weight()
+        check_values(self.quantized_weight())
 
     def _layout_tensor(self, device: Any) -> torch.Tensor:
         return torch.tensor([_FORMAT_NUMBERS[self.weight_format], *self._geometry], device=device)
@@ -501,7 +504,7 @@ class QuantizedLinear(nn.Linear):
         }
         taken = {name: taken.get(name) for name in given}
         if not taken["codes"].is_meta:
-            self._weight_of(taken)
+            check_values(self._weight_of(taken))
         self._buffers.update(taken)
         self.settle()
 

@@ -57,7 +57,8 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate_up, scheme = self.gate_up, self.down.scheme
-        needs_gradient = x.requires_grad and torch.is_grad_enabled()
+        gain = None if self.norm is None else self.norm.weight
+        needs_gradient = _operators.needs_gradient(x, gate_up.bias, gain)
         is_staged = x.is_cuda and scheme.act_group == 0
         if scheme.act_quant is None or needs_gradient or is_staged:
             hidden = gate_up(x) if self.norm is None else self.norm.into(gate_up, x)

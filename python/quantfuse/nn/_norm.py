@@ -64,7 +64,7 @@ class RMSNorm(nn.Module):
 
     def into(self, layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
         """``layer(norm(x))``, with quantized numbers between them, or a gradient where one is wanted."""
-        if self.out_quant is None or (x.requires_grad and torch.is_grad_enabled()):
+        if self.out_quant is None or _operators.needs_gradient(x, self.weight):
             result: torch.Tensor = layer(self.numbers(x))
             return result
         codes, scale = self(x)
