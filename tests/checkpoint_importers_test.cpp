@@ -616,6 +616,39 @@ TEST(Torchao, NeedsTheMetadata) {
   expect_error(folder.path(), {"torchao"});
 }
 
+// ---- quantfuse: the states of layers ----
+
+TEST(Quantfuse, ReadsTheStatesOfLayers) {
+  const auto tensors = [](int64_t format, int64_t rows) -> std::vector<NewTensor> {
+    return {{{"m.codes", Type::u8, {2, 2}}, {0x21, 0x43, 0xfe, 0xdc}},
+            {{"m.scales", Type::f32, {2, 1}}, bytes_of(std::vector<float>{1, 0.5f})},
+            {{"m.layout", Type::i64, {6}}, bytes_of(std::vector<int64_t>{format, rows, 4, 1, 0, 0})}};
+  };
+  TemporaryFolder folder;
+  write_checkpoint(folder, {{"quant_method", "quantfuse"}}, tensors(QF_INT4, 2));
+  const Checkpoint checkpoint(folder.path());
+  const Import import = import_checkpoint(checkpoint);
+  ASSERT_EQ(import.layers.size(), 1u);
+  EXPECT_EQ(import.layers[0]->info().name, "m.weight");
+  EXPECT_EQ(import.layers[0]->info().format, "int4");
+  EXPECT_TRUE(import.plain.empty());
+  std::vector<float> got(8);
+  import.layers[0]->dequantize(got);
+  EXPECT_EQ(got, (std::vector<float>{1, 2, 3, 4, -1, -0.5f, -2, -1.5f}));
+
+  const auto expect_refused = [](std::vector<NewTensor> given, const std::vector<std::string>& words) {
+    TemporaryFolder folder;
+    write_checkpoint(folder, {{"quant_method", "quantfuse"}}, given);
+    expect_error(folder.path(), words);
+  };
+  expect_refused(tensors(QF_INT4, 3), {"m.codes", "[2, 2]", "[3, 2]", "int4 of shape [3, 4]"});
+  expect_refused(tensors(99, 2), {"m.layout", "format 99"});
+  expect_refused(tensors(QF_INT4, -2), {"m.layout", "-2"});
+  auto without = tensors(QF_INT4, 2);
+  without.pop_back();
+  expect_refused(without, {"m.layout", "missing"});
+}
+
 // ---- Accounting ----
 
 TEST(Accounting, NamesWhatIsLeftOver) {

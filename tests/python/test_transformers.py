@@ -155,6 +155,13 @@ def test_a_tied_head_that_is_quantized_is_tied_no_longer(family, while_loading, 
     assert torch.equal(logits(load(tmp_path / "saved")), expected)
 
 
+def test_a_saved_model_is_read_as_a_checkpoint_too(tmp_path):
+    model = qf.quantize_model(tiny("Llama"), "int4", fuse=False)
+    model.save_pretrained(tmp_path)
+    loaded = qf.load_quantized(tiny("Llama", attention_dropout=0.1), tmp_path, fuse=False)
+    assert torch.equal(logits(loaded), logits(model))
+
+
 def test_what_could_not_be_loaded_is_not_saved(tmp_path):
     twice = qf.quantize_model(tiny("Llama"), "int4", include=["mlp"])
     qf.quantize_model(twice, "int8")

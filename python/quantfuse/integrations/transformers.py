@@ -48,7 +48,15 @@ class QuantFuseConfig(QuantizationConfigMixin):
         *,
         include: Sequence[str] | None = None,
         quant_method: str = _METHOD,
+        **unknown: Any,
     ) -> None:
+        if "format" in unknown:
+            raise ValueError(
+                "the folder is one that `quantfuse quantize --format quantfuse` wrote: make the model from "
+                "its config, and fill it by quantfuse.load_quantized"
+            )
+        if unknown:
+            raise TypeError(f"QuantFuseConfig has no {', '.join(unknown)}")
         self.quant_method = quant_method
         self.scheme = Scheme.of(scheme).to_dict()
         for name, patterns in (("include", include), ("exclude", exclude)):
