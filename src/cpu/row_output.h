@@ -30,21 +30,39 @@ QF_INLINE Verdict accepts_row_output(const Output& out, int64_t n) {
       "a buffer does not hold whole groups of rotated columns");
 }
 
-// `produce(col, count, values)` computes columns [col, col + count) of the row, count <= kRowBuffer. Where
-// one dynamic scale covers more than the buffer, they are produced twice, for the largest magnitude and then
-// for the codes: the inputs are still in a cache then, and no workspace is needed.
+// Fetches columns [col, col + count) of a row of y, which are written later: stores to lines that are not there
+// yet would wait for one after the other.
+QF_INLINE void fetch_output(const Output& out, int64_t row, int64_t col, int64_t count) {
+  const int64_t bytes = dtype_bytes(out.y.dtype);
+  const char* to = out.y.row_bytes_at(row) + col * bytes;
+  for (int64_t at = 0; at < count * bytes; at += 64) __builtin_prefetch(to + at, 1, 3);
+}
+
+// `produce(col, count, values)` computes columns [col, col + count) of the row, count <= kRowBuffer, and gives
+// their largest magnitude, NaN ignored. Where one dynamic scale covers more than the buffer, they are produced
+// twice, for the largest magnitude and then for the codes: the inputs are still in a cache then, and no
+// workspace is needed.
 template <class S, class Produce>
 QF_INLINE void store_row(const Output& out, int64_t row, int64_t n, const Produce& produce_plain) {
   alignas(64) float values[kRowBuffer];
   auto produce = [&](int64_t col, int64_t count, float* to) __attribute__((always_inline)) {
-    produce_plain(col, count, to);
-    if (out.hadamard > 0) rotate<S>(to, count, out.hadamard);
+    const float largest = produce_plain(col, count, to);
+    if (out.hadamard == 0) return largest;
+    rotate<S>(to, count, out.hadamard);
+    return row_amax<S>(to, count);
   };
+  uint8_t* codes = reinterpret_cast<uint8_t*>(out.y.row_bytes_at(row));
   if (const int64_t step = row_step(out, n); step > 0) {
+    const bool is_one_block = out.is_quantized() && !out.is_static && out.group >= step;
     for (int64_t col = 0; col < n; col += step) {
       const int64_t count = n - col < step ? n - col : step;
-      produce(col, count, values);
-      store_output<S>(out, row, col, values, count);
+      const float largest = produce(col, count, values);
+      if (is_one_block) {
+        out.scale_at(row, col / out.group) =
+            encode_block<S>(out.format, count, vectors_at<S>(values), largest, codes + col);
+      } else {
+        store_output<S>(out, row, col, values, count);
+      }
     }
     return;
   }
@@ -54,18 +72,42 @@ QF_INLINE void store_row(const Output& out, int64_t row, int64_t n, const Produc
     float amax = 0;
     for (int64_t col = begin; col < end; col += chunk) {
       const int64_t count = end - col < chunk ? end - col : chunk;
-      produce(col, count, values);
-      const float largest = row_amax<S>(values, count);
+      const float largest = produce(col, count, values);
       amax = largest > amax ? largest : amax;
     }
     const float scale = scale_from_amax(amax, code_range(out.format).symmetric_max);
     out.scale_at(row, begin / out.group) = scale;
-    uint8_t* codes = reinterpret_cast<uint8_t*>(out.y.row_bytes_at(row));
     for (int64_t col = begin; col < end; col += chunk) {
       const int64_t count = end - col < chunk ? end - col : chunk;
       produce(col, count, values);
       encode_floats<S>(out.format, values, count, 1.0f / scale, codes + col);
     }
+  }
+}
+
+// A row of values that are cheap to compute: at(i) is a vector of them, at(i, n) one of which only the first n
+// lanes count. Where a scale has to be known first they are computed twice, which costs less than to keep
+// them: the inputs of a row fill a good part of the L1 cache.
+template <class S, class At>
+QF_INLINE void compute_row(const Output& out, int64_t row, int64_t n, const At& at) {
+  uint8_t* codes = reinterpret_cast<uint8_t*>(out.y.row_bytes_at(row));
+  if (!out.is_quantized()) {
+    return choose_float(
+        out.y.dtype, [&](auto type) __attribute__((always_inline)) {
+          auto* y = out.y.row<typename decltype(type)::type>(row);
+          int64_t i = 0;
+          for (; i + S::kLanes <= n; i += S::kLanes) S::store(y + i, at(i));
+          if (i < n) S::store(y + i, at(i, n - i), n - i);
+        });
+  }
+  for (int64_t begin = 0; begin < n; begin += out.group) {
+    const int64_t count = n - begin < out.group ? n - begin : out.group;
+    const auto of_group = [&](int64_t i, auto... lanes) __attribute__((always_inline)) {
+      return at(begin + i, lanes...);
+    };
+    const float largest = largest_magnitude<S>(count, of_group);
+    out.scale_at(row, begin / out.group) =
+        encode_block<S>(out.format, count, of_group, largest, codes + begin);
   }
 }
 

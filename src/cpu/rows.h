@@ -48,6 +48,38 @@ QF_INLINE float row_amax(const T* x, int64_t n) {
   return S::reduce_max(S::max(a, b));
 }
 
+// values[i] = at(i), a vector at a time; at(i, n) where only the first n of its lanes count. Returns the largest
+// magnitude, NaN ignored.
+template <class S, class At>
+QF_INLINE float produce_floats(int64_t n, float* values, const At& at) {
+  auto largest = S::zero();
+  int64_t i = 0;
+  for (; i + S::kLanes <= n; i += S::kLanes) {
+    const auto v = at(i);
+    S::store(values + i, v);
+    largest = S::max(S::abs(v), largest);
+  }
+  if (i < n) {
+    const auto v = at(i, n - i);
+    S::store(values + i, v, n - i);
+    largest = S::max(S::abs(v), largest);  // the lanes beyond are of zeros
+  }
+  return S::reduce_max(largest);
+}
+
+// The same without keeping the values.
+template <class S, class At>
+QF_INLINE float largest_magnitude(int64_t n, const At& at) {
+  auto a = S::zero(), b = S::zero();
+  int64_t i = 0;
+  for (; i + 2 * S::kLanes <= n; i += 2 * S::kLanes) {
+    a = S::max(S::abs(at(i)), a);
+    b = S::max(S::abs(at(i + S::kLanes)), b);
+  }
+  for (; i < n; i += S::kLanes) a = S::max(S::abs(at(i, n - i)), a);
+  return S::reduce_max(S::max(a, b));
+}
+
 // codes[i] = encode_value(Format, x[i] * inverse_scale, zero), one code per byte. Returns the sum of integer
 // codes. Meanwhile as many numbers are fetched from `ahead` on, wherever that is.
 template <class S, qf_format Format, class T>

@@ -88,7 +88,8 @@ QF_INLINE typename S::F activate(qf_activation kind, typename S::F x) {
 // rounding serves normal and subnormal results: next to `magic`, which is 2^23 steps of the format at this
 // magnitude, the sum's last place is one step. A few steps more, an even number so that ties stay ties to
 // even, take off where the exponents of normal numbers begin.
-template <class S, int E, int M, int Bias, uint32_t Largest, bool HasNan>
+// kFits: no finite x is beyond the largest by more than rounding.
+template <class S, int E, int M, int Bias, uint32_t Largest, bool HasNan, bool kFits = false>
 QF_INLINE typename S::I encode_small(typename S::F x) {
   using I = typename S::I;
   constexpr int kDropped = 23 - M, kSmallestNormal = (128 - Bias) << 23;
@@ -96,7 +97,7 @@ QF_INLINE typename S::I encode_small(typename S::F x) {
   static_assert(kFirstExponent % 2 == 0);
   const auto largest =
       S::set1(float_from_bits((Largest << kDropped) + (static_cast<uint32_t>(127 - Bias) << 23)));
-  const auto a = S::min(S::abs(x), largest);
+  const auto a = kFits ? S::abs(x) : S::min(S::abs(x), largest);
   const I exponent = S::max(S::and_(S::bits(a), S::set1(0x7f800000)), S::set1(kSmallestNormal));
   const I magic = S::add(exponent, S::set1((kDropped << 23) + kFirstExponent));
   const I steps = S::bits(S::add(a, S::from_bits(magic)));  // up to 2^(M+1)
@@ -136,6 +137,16 @@ QF_INLINE typename S::I encode_vector(typename S::F x, typename S::I zero) {
 template <class S, qf_format Format>
 QF_INLINE typename S::I encode_vector(typename S::F x, int zero) {
   return encode_vector<S, Format>(x, S::set1(zero));
+}
+
+// The same for numbers of a block that are divided by its dynamic scale, which all fit, or are NaN; of
+// infinities this knows nothing. The code is each lane's lowest 8 bits: those of what NaN is converted to are
+// 0, the code that NaN has.
+template <class S, qf_format Format>
+QF_INLINE typename S::I encode_fitting(typename S::F x) {
+  if constexpr (Format == QF_INT8) return S::to_int(x);
+  if constexpr (Format == QF_FP8_E4M3) return encode_small<S, 4, 3, 7, 0x7e, true, true>(x);
+  if constexpr (Format == QF_FP8_E5M2) return encode_small<S, 5, 2, 15, 0x7b, true, true>(x);
 }
 
 // The values of FP8 codes, one per 32-bit lane. Their bits, moved to an f16's place, are the value times 2^-8

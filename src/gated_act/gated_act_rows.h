@@ -10,33 +10,35 @@
 
 namespace quantfuse::gated_act {
 
-// `ups` is null where nothing is gated.
+// `ups` is null where nothing is gated. Returns the largest magnitude. Meanwhile the same columns `ahead` numbers
+// further are fetched.
 template <class S, qf_activation Kind, class T>
-void gate(const T* gates, const T* ups, int64_t n, float* values) {
-  int64_t i = 0;
-  if (!ups) {
-    for (; i + S::kLanes <= n; i += S::kLanes) S::store(values + i, activate<S>(Kind, S::load(gates + i)));
-    if (i < n) S::store(values + i, activate<S>(Kind, S::load(gates + i, n - i)), n - i);
-    return;
-  }
-  for (; i + S::kLanes <= n; i += S::kLanes) {
-    S::store(values + i, S::mul(activate<S>(Kind, S::load(gates + i)), S::load(ups + i)));
-  }
-  if (i < n) {
-    S::store(values + i, S::mul(activate<S>(Kind, S::load(gates + i, n - i)), S::load(ups + i, n - i)),
-             n - i);
-  }
+float gate(const T* gates, const T* ups, int64_t n, float* values, int64_t ahead) {
+  const auto activated = [&](int64_t i, auto... count) __attribute__((always_inline)) {
+    __builtin_prefetch(gates + i + ahead);
+    return activate<S>(Kind, S::load(gates + i, count...));
+  };
+  if (!ups) return produce_floats<S>(n, values, activated);
+  return produce_floats<S>(
+      n, values, [&](int64_t i, auto... count) __attribute__((always_inline)) {
+        __builtin_prefetch(ups + i + ahead);
+        return S::mul(activated(i, count...), S::load(ups + i, count...));
+      });
 }
 
 template <class S, class T>
 void gate_row(const Problem& p, int64_t row) {
   const T* gates = p.x.row<T>(row);
   const T* ups = p.is_gated ? gates + p.n : nullptr;
+  const int64_t ahead = row + 1 < p.m ? p.x.row_stride : 0;  // the next row
   store_row<S>(p.out, row, p.n, [&](int64_t col, int64_t count, float* values) {
+    fetch_output(p.out, row, col, count);
+    float largest = 0;
     choose_value<QF_IDENTITY, QF_RELU, QF_GELU, QF_GELU_TANH, QF_SILU>(
         p.activation, [&](auto kind) __attribute__((always_inline)) {
-          gate<S, kind.value>(gates + col, ups ? ups + col : nullptr, count, values);
+          largest = gate<S, kind.value>(gates + col, ups ? ups + col : nullptr, count, values, ahead);
         });
+    return largest;
   });
 }
 

@@ -2,10 +2,11 @@
 //
 // RMSNorm on either vector type S. For rows of any length; bound by memory from a few hundred columns on.
 //
-// A thread takes whole rows, and goes over each of them twice (three times where one dynamic scale covers
-// more than a chunk); only the first time comes from memory:
+// A thread takes whole rows, and goes over each of them twice, three times where a dynamic scale is wanted; only
+// the first time comes from memory:
 //   x, residual --> h --> residual, sum of squares
-//   h --> h * gain / root --> chunk of float32 in the L1 cache --> y, scale
+//   h --> h * gain / root --> scale, y
+// Meanwhile the lines of y, and then the next row of x, are on their way.
 #pragma once
 
 #include "cpu/row_output.h"
@@ -57,26 +58,16 @@ QF_INLINE float inverse_root(const T* h, int64_t n, double sum, double eps) {
   return static_cast<float>(1.0 / __builtin_sqrt(sum / count + eps));
 }
 
-// values[i] = h[i] * factor * gain[i]
-template <class S, class T>
-QF_INLINE void normalize(const T* h, float factor, const Vector& gain, int64_t col, int64_t n,
-                         float* values) {
-  const auto f = S::set1(factor);
-  int64_t i = 0;
-  if (!gain) {
-    for (; i + S::kLanes <= n; i += S::kLanes) S::store(values + i, S::mul(S::load(h + i), f));
-    if (i < n) S::store(values + i, S::mul(S::load(h + i, n - i), f), n - i);
-    return;
-  }
-  choose_float(
-      gain.dtype, [&](auto type) __attribute__((always_inline)) {
-        const auto* g = gain.as<typename decltype(type)::type>() + col;
-        for (; i + S::kLanes <= n; i += S::kLanes) {
-          S::store(values + i, S::mul(S::mul(S::load(h + i), f), S::load(g + i)));
-        }
-        if (i < n)
-          S::store(values + i, S::mul(S::mul(S::load(h + i, n - i), f), S::load(g + i, n - i)), n - i);
-      });
+// Rotated columns, and codes of a static scale, go through a buffer.
+template <class S, class At>
+QF_INLINE void write_row(const Output& out, int64_t row, int64_t n, const At& at) {
+  if (out.hadamard == 0 && !out.is_static) return compute_row<S>(out, row, n, at);
+  store_row<S>(out, row, n, [&](int64_t col, int64_t count, float* values) {
+    const auto from_col = [&](int64_t i, auto... lanes) __attribute__((always_inline)) {
+      return at(col + i, lanes...);
+    };
+    return produce_floats<S>(count, values, from_col);
+  });
 }
 
 template <class S, class T>
@@ -85,13 +76,25 @@ void norm_row(const Problem& p, int64_t row) {
   double sum = 0;
   for (int64_t col = 0; col < p.n; col += kSumBlock) {
     const int64_t count = p.n - col < kSumBlock ? p.n - col : kSumBlock;
+    fetch_output(p.out, row, col, count);
     if (p.residual) add_to_residual<S>(p.x.row<T>(row) + col, p.residual.row<T>(row) + col, count);
     sum += sum_of_squares<S>(h + col, count);
   }
-  const float factor = inverse_root<S>(h, p.n, sum, p.eps);
-  store_row<S>(p.out, row, p.n, [&](int64_t col, int64_t count, float* values) {
-    normalize<S>(h + col, factor, p.gain, col, count, values);
-  });
+  const auto factor = S::set1(inverse_root<S>(h, p.n, sum, p.eps));
+  const T* next = p.x.row<T>(row + 1 < p.m ? row + 1 : row);
+  const auto scaled = [&](int64_t i, auto... lanes) __attribute__((always_inline)) {
+    __builtin_prefetch(next + i);
+    return S::mul(S::load(h + i, lanes...), factor);
+  };
+  if (!p.gain) return write_row<S>(p.out, row, p.n, scaled);
+  choose_float(
+      p.gain.dtype, [&](auto type) __attribute__((always_inline)) {
+        const auto* gain = p.gain.as<typename decltype(type)::type>();
+        write_row<S>(
+            p.out, row, p.n, [&](int64_t i, auto... lanes) __attribute__((always_inline)) {
+              return S::mul(scaled(i, lanes...), S::load(gain + i, lanes...));
+            });
+      });
 }
 
 template <class S>
