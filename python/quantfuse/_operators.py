@@ -12,6 +12,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ._library import LINEAR, RMS_NORM, invoke
@@ -64,9 +65,9 @@ def geometry_of(weight: QuantizedWeight) -> list[int]:
 
 # ---- Weights ----
 
-# By a tensor's id and its use: the tensor, how often the tensors had been written to, and a weight that
-# borrows their memory through aliases, so that it does not keep them alive.
-_weights: dict[tuple[int, bool, bool, bool], tuple[weakref.ref[torch.Tensor], int, QuantizedWeight]] = {}
+# By a tensor's id and its use: the tensor, what the weight was made of, and a weight that borrows the memory of
+# tensors through aliases, so that it does not keep them alive, and no other tensor has the same address.
+_weights: dict[tuple[int, bool, bool, bool], tuple[weakref.ref[torch.Tensor], Any, QuantizedWeight]] = {}
 
 
 def _weight(
@@ -84,21 +85,30 @@ def _weight(
     if owner is None:
         raise ValueError("quantfuse: packed and codes are both None, expected one of them")
     key = (id(owner), bool(geometry[4]), codes is None, for_backward)
-    # Of packed tensors the packed form is all that is read.
-    writes = 0 if packed is not None else _writes_to(codes) + _writes_to(scales) + _writes_to(zeros)
+    state: tuple[Any, ...] = (format, geometry)
+    if packed is None:  # else the packed form is all that is read
+        state = (
+            format,
+            geometry,
+            _state_of(codes),
+            _state_of(scales),
+            zeros if zeros is None else _state_of(zeros),
+            offsets if offsets is None else _state_of(offsets),
+            g_idx if g_idx is None else _state_of(g_idx),
+        )
     known = _weights.get(key)
-    if known is not None and known[0]() is owner and known[1] == writes:
+    if known is not None and known[0]() is owner and known[1] == state:
         return known[2]
     weight = _make_weight(packed, codes, scales, zeros, offsets, g_idx, format, geometry)
     if packed is None and not for_backward:
         weight.pack()
-    _weights[key] = (weakref.ref(owner, lambda _: _weights.pop(key, None)), writes, weight)
+    _weights[key] = (weakref.ref(owner, lambda _: _weights.pop(key, None)), state, weight)
     return weight
 
 
-def _writes_to(tensor: torch.Tensor | None) -> int:
-    """How often; inference mode does not count them."""
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
+def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where it is, and how often it was written to, which inference mode does not count."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
 def _make_weight(
@@ -365,12 +375,12 @@ def _linear_backward_fake(dy: Any, *args: Any) -> Any:
 # ---- linear over a weight that is not quantized ----
 
 # By a tensor's id: the tensor, what of it was packed, and the weight.
-_plain_weights: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, int], PlainWeight]] = {}
+_plain_weights: dict[int, tuple[weakref.ref[torch.Tensor], Any, PlainWeight]] = {}
 
 
 def _plain_weight(w: torch.Tensor) -> PlainWeight:
     key = id(w)
-    state = (w.data_ptr(), _writes_to(w))
+    state = _state_of(w)
     known = _plain_weights.get(key)
     if known is not None and known[0]() is w and known[1] == state:
         return known[2]
@@ -488,8 +498,14 @@ _rms_norm_quantized_op = torch.ops.quantfuse.rms_norm_quantized.default
 
 def is_plain(x: torch.Tensor, other: torch.Tensor | None) -> bool:
     """Whether nobody but the kernel has a say in a call: no autograd, tracer, subclass or mode."""
-    if type(x) is not torch.Tensor or torch.compiler.is_compiling():
+    if (
+        type(x) is not torch.Tensor
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+    ):
         return False
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        raise NotImplementedError("quantfuse: there are no gradients in forward mode")
     may_need = x.requires_grad or (other is not None and other.requires_grad)
     return not (may_need and torch.is_grad_enabled()) and _get_current_dispatch_mode() is None
 

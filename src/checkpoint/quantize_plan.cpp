@@ -11,7 +11,24 @@ namespace quantfuse::checkpoint {
 namespace {
 
 constexpr std::string_view kWeight = ".weight";
-constexpr const char* kHead = "lm_head";
+
+// Heads that may share the embedding's weight, by type of model: they are in the model then, though not in the
+// file.
+struct Head {
+  const char* model_type;  // null: any other
+  const char* module;
+};
+constexpr Head kHeads[] = {{"albert", "predictions.decoder"},  {"bert", "cls.predictions.decoder"},
+                           {"camembert", "lm_head.decoder"},   {"distilbert", "vocab_projector"},
+                           {"roberta", "lm_head.decoder"},     {"whisper", "proj_out"},
+                           {"xlm-roberta", "lm_head.decoder"}, {nullptr, "lm_head"}};
+
+const char* head_of(const Checkpoint& checkpoint) {
+  const Json type = checkpoint.config().value("model_type", Json());
+  const Head* head = kHeads;
+  while (head->model_type && type != head->model_type) ++head;
+  return head->module;
+}
 
 // Layers that are not linear ones, or whose error costs more than their size saves. The pattern is for the
 // last name of the module; what a model's authors call them is all that a checkpoint tells.
@@ -131,9 +148,8 @@ QuantizePlan plan_quantization(const Checkpoint& checkpoint, const Selection& se
     fail("there is nothing to quantize: " +
          (why.empty() ? "no tensor is the weight of a linear layer" : why));
   }
-  // A head that shares the embedding's weight is in the model, though not in the file.
-  const bool has_head = checkpoint.find(std::string(kHead) + std::string(kWeight)) != nullptr;
-  if (!has_head) plan.ignored.emplace_back(kHead);
+  const std::string head = head_of(checkpoint);
+  if (!checkpoint.find(head + std::string(kWeight))) plan.ignored.push_back(head);
   for (size_t i = 0; i < plan.shards.size(); ++i) plan.shards[i].file = shard_name(i, plan.shards.size());
   return plan;
 }

@@ -209,7 +209,46 @@ def test_a_change_of_the_tensors_in_place_is_seen(scheme):
         assert not layer(x).any()
 
 
+def test_other_tensors_beside_the_same_codes_are_seen():
+    layer = make("int4", bias=False)[1]
+    x = torch.randn(3, 256)
+    with torch.no_grad():
+        before = layer(x)
+        twice = {"scales": layer.scales * 2}
+        torch.testing.assert_close(torch.func.functional_call(layer, twice, (x,)), 2 * before)
+        weight = layer.quantized_weight()
+        other = qf.QuantizedWeight(weight.format, weight.shape, weight.block, weight.codes, weight.scales * 3)
+        torch.testing.assert_close(qf.nn.QuantizedLinear.from_weight(other)(x), 3 * before)
+        layer.scales = layer.scales * 2
+        torch.testing.assert_close(layer(x), 2 * before)
+
+
+def test_the_weight_has_the_type_of_the_numbers_it_was():
+    layer = qf.nn.QuantizedLinear.from_linear(nn.Linear(64, 32, dtype=torch.bfloat16), "int8")
+    assert layer.weight.dtype == torch.bfloat16
+    assert layer.float().weight.dtype == torch.float32
+    assert layer.half().weight.dtype == torch.float16
+    assert layer.scales.dtype == torch.float32
+
+
+def test_a_trace_has_the_operator_and_forward_mode_is_refused():
+    layer, x = make("int8", bias=False)[1], torch.randn(3, 256)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, (x,), check_trace=False)
+        torch.testing.assert_close(traced(2 * x), layer(2 * x))
+        forward_ad = torch.autograd.forward_ad
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, x)
+            with pytest.raises(NotImplementedError, match="forward mode"):
+                layer(dual)
+
+
 WRITES = {
+    "chunk": lambda weight: weight.chunk(2)[0].add_(1),
+    "row by row": lambda weight: next(iter(weight)).zero_(),
+    "inplace=": lambda weight: functional.relu(weight, inplace=True),
+    "foreach": lambda weight: torch._foreach_add_([weight], 1.0),
+    "aten": lambda weight: torch.ops.aten.add_.Tensor(weight, weight),
     "data +=": lambda weight: weight.data.__iadd__(1),
     "data =": lambda weight: setattr(weight, "data", torch.zeros_like(weight)),
     "[0] =": lambda weight: weight.__setitem__(0, 1),
@@ -228,6 +267,17 @@ def test_the_weight_cannot_be_written_to(write):
     assert torch.equal(weight, layer.weight)
     assert type(weight + 1) is type(weight.clone()) is type(copy.deepcopy(weight)) is torch.Tensor
     assert qf.quantize_tensor(weight, "int8").codes.shape == weight.shape
+
+
+def test_the_weight_is_copied_as_a_tensor(tmp_path):
+    layer = make("int4")[1]
+    torch.save({"w": layer.weight}, tmp_path / "w.pt")
+    assert type(torch.load(tmp_path / "w.pt")["w"]) is torch.Tensor
+    other = nn.Linear(256, 96)
+    other.weight = nn.Parameter(layer.weight.clone())
+    assert torch.equal(other.weight, layer.weight)
+    read = torch.compile(lambda x: x @ layer.weight.T, backend="eager")
+    assert torch.equal(read(torch.eye(256)), layer.weight.T)
 
 
 # ---- GatedMLP and RMSNorm ----

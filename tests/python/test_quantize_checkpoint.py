@@ -164,3 +164,45 @@ def test_a_saved_weight_is_dequantized_by_the_command(tmp_path: Path, scheme: st
     weight.save(tmp_path / "one.safetensors")
     _run("dequantize", tmp_path / "one.safetensors", tmp_path / "out.safetensors", "--dtype", "f32")
     assert np.array_equal(load_file(tmp_path / "out.safetensors")["weight"].numpy(), weight.dequantize())
+
+
+_BERT = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+}
+_WHISPER = {
+    "vocab_size": 96,
+    "d_model": 64,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "head"),
+    [
+        ("BertForMaskedLM", _BERT, "cls.predictions.decoder"),
+        ("RobertaForMaskedLM", _BERT | {"pad_token_id": 0}, "lm_head.decoder"),
+        ("WhisperForConditionalGeneration", _WHISPER, "proj_out"),
+    ],
+)
+def test_heads_that_share_a_weight_under_another_name(
+    tmp_path: Path, family: str, sizes: dict[str, int], head: str
+) -> None:
+    kind = getattr(transformers, family)
+    kind(kind.config_class(**sizes)).save_pretrained(tmp_path / "float")
+    _run("quantize", tmp_path / "float", tmp_path / "quantized", "--scheme", "int8")
+    loaded = kind.from_pretrained(tmp_path / "quantized")
+    embedding = loaded.get_input_embeddings() if head != "proj_out" else loaded.model.decoder.embed_tokens
+    assert loaded.get_submodule(head).weight is embedding.weight

@@ -14,12 +14,12 @@ import pytest
 import quantfuse as qf
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 from quantfuse._model import quantize, staging  # noqa: E402
 from quantfuse._model.fuse import MergedLinear  # noqa: E402
-from tiny_models import FAMILIES, tiny, token_ids  # noqa: E402
+from tiny_models import FAMILIES, SIZES, tiny, token_ids  # noqa: E402
 
 
 def relative(got, right):
@@ -390,6 +390,69 @@ def test_layers_that_share_a_weight_share_its_quantized_form():
     assert model[0].codes is model[2].codes
     assert model[2].bias is bias
     assert [layer.bytes_after > 0 for layer in model.quantfuse_summary.layers] == [True, False]
+
+
+def test_layers_that_are_more_than_a_weight_are_left_alone():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
+    model[0].register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    model[1].forward = lambda x: 2 * x
+    torch.nn.utils.weight_norm(model[2])
+    model[3].register_buffer("mask", torch.ones(64))
+    qf.quantize_model(model, "int8")
+    assert [type(module) is qf.nn.QuantizedLinear for module in model] == [False] * 4 + [True]
+    reasons = dict(model.quantfuse_summary.left_alone)
+    assert reasons["0"] == "has hooks"
+    assert reasons["1"] == "has a forward of its own"
+    assert reasons["3"] == "has mask besides weight and bias"
+
+
+def test_experts_are_said_to_be_left():
+    model = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**SIZES, num_local_experts=2, head_dim=32)
+    )
+    qf.quantize_model(model, "int8")
+    assert "weights of three dimensions" in str(model.quantfuse_summary)
+
+
+def test_layers_that_are_elsewhere_are_refused():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64, device="meta"))
+    with pytest.raises(ValueError, match="1 is on the meta device"):
+        qf.quantize_model(model, "int8")
+    assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize("activation", ["relu6", "gelu_10", "gelu_new"])
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
+def test_activations_are_told_apart_whatever_the_default_type(activation, default):
+    model = tiny("Llama", hidden_act=activation)
+    for layer in model.model.layers:
+        layer.mlp.gate_proj.weight.data *= 60
+    expected = logits(model)
+    try:
+        torch.set_default_dtype(default)
+        qf.quantize_model(model, "int8")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (type(model.model.layers[0].mlp) is qf.nn.GatedMLP) == (activation == "gelu_new")
+    assert relative(logits(model), expected) < 0.1
+
+
+def test_adapters_on_merged_layers_are_refused():
+    peft = pytest.importorskip("peft")
+    model = qf.quantize_model(tiny("Llama"), "w8a8-int8")
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear"))
+    with pytest.raises(TypeError, match="fuse=False"):
+        logits(model)
+
+
+def test_layers_that_peft_trains_whole_are_left():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["down_proj"])
+    model = peft.get_peft_model(tiny("Llama"), config)
+    qf.quantize_model(model, "int8")
+    down = model.base_model.model.model.layers[0].mlp.down_proj
+    assert type(down.modules_to_save["default"]) is nn.Linear
+    assert down.modules_to_save["default"].weight.requires_grad
 
 
 def test_adapters_are_left_to_be_trained():

@@ -162,6 +162,80 @@ def test_a_saved_model_is_read_as_a_checkpoint_too(tmp_path):
     assert torch.equal(logits(loaded), logits(model))
 
 
+BERT = {"vocab_size": 96, "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+BART = {"vocab_size": 96, "d_model": 128, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 128}
+T5 = {"vocab_size": 96, "d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 1, "num_heads": 4}
+
+
+@pytest.mark.parametrize("exclude", [("lm_head",), ()])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("BertForMaskedLM", {**BERT, "intermediate_size": 256}),  # a bias that is tied
+        ("BartForConditionalGeneration", {**BART, "decoder_ffn_dim": 128}),  # two embeddings that are
+        ("UMT5ForConditionalGeneration", T5),  # a forward that asks whether the head is
+    ],
+)
+def test_ties_of_other_parameters_stay(family, sizes, exclude, tmp_path):
+    torch.manual_seed(0)
+    kind = getattr(transformers, family)
+    model = kind(kind.config_class(**sizes)).eval()
+    ids = {"input_ids": token_ids()}
+    if model.config.is_encoder_decoder:
+        ids["decoder_input_ids"] = token_ids()
+    with torch.no_grad():
+        expected = model(**ids).logits
+        qf.quantize_model(model, "int8", exclude=exclude)
+        got = model(**ids).logits
+        assert (got - expected).norm() < 0.1 * expected.norm()
+        model.save_pretrained(tmp_path)
+        again = kind.from_pretrained(tmp_path).eval()
+        assert torch.equal(again(**ids).logits, got)
+        again.tie_weights()
+        assert torch.equal(again(**ids).logits, got)
+
+
+def test_a_saved_model_is_loaded_as_a_part_of_another_and_with_another_head(tmp_path):
+    model = qf.quantize_model(tiny("Llama"), "int8", include=["model.layers.*.mlp.*"])
+    model.save_pretrained(tmp_path)
+    base = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        hidden = base(token_ids()).last_hidden_state
+        assert torch.equal(hidden, model.model(token_ids()).last_hidden_state)
+    scores = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert type(scores.score) is torch.nn.Linear
+    excluded = qf.QuantFuseConfig("int8", exclude=["model.layers.0.mlp"])
+    tiny("Llama").save_pretrained(tmp_path / "float")
+    base = transformers.AutoModel.from_pretrained(tmp_path / "float", quantization_config=excluded)
+    assert type(base.layers[0].mlp.up_proj) is torch.nn.Linear
+    assert type(base.layers[1].mlp) is qf.nn.GatedMLP
+
+
+def test_a_head_that_was_replaced_is_saved_as_what_it_is(tmp_path):
+    model = qf.quantize_model(tiny("Llama"), "int8", exclude=())
+    model.lm_head = torch.nn.Linear(128, 96, bias=False)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(load(tmp_path)), logits(model))
+
+
+def test_a_config_that_two_models_share_is_not_written_to(tmp_path):
+    first = tiny("Llama")
+    second = transformers.LlamaForCausalLM(first.config)
+    qf.quantize_model(first, "int8")
+    assert not hasattr(second.config, "quantization_config")
+    second.save_pretrained(tmp_path)
+    assert torch.equal(logits(load(tmp_path)), logits(second.eval()))
+
+
+def test_layers_that_share_a_weight_are_not_saved(tmp_path):
+    model = tiny("Llama")
+    first, second = (layer.mlp for layer in model.model.layers)
+    second.down_proj.weight = first.down_proj.weight
+    qf.quantize_model(model, "int8")
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path)
+
+
 def test_what_could_not_be_loaded_is_not_saved(tmp_path):
     twice = qf.quantize_model(tiny("Llama"), "int4", include=["mlp"])
     qf.quantize_model(twice, "int8")
@@ -186,10 +260,11 @@ def test_a_head_that_the_checkpoint_does_not_have_is_not_quantized(folder, tmp_p
 
 
 @pytest.mark.parametrize("key", ["codes", "scales", "layout"])
-def test_a_saved_model_without_a_tensor_is_refused(key, tmp_path):
-    qf.quantize_model(tiny("Llama"), "int8").save_pretrained(tmp_path)
+@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+def test_a_saved_model_without_a_tensor_is_refused(family, key, tmp_path):
+    qf.quantize_model(tiny(family), "int8").save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
-    name = f"model.layers.1.mlp.down.{key}"
+    name = f"model.layers.1.mlp.down.{key}" if family == "Llama" else f"transformer.h.1.mlp.c_proj.{key}"
     del state[name]
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=f"the checkpoint has no {name}"):

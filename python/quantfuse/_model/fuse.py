@@ -169,11 +169,13 @@ def _activation_of(mlp: nn.Module) -> str | None:
     function = getattr(mlp, "act_fn", None)
     if not callable(function):
         return None
-    z = torch.linspace(-6, 6, 49, device="cpu")
+    options: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the defaults are meanwhile
+    near, far = torch.linspace(-6, 6, 49, **options), torch.logspace(0, 3, 16, **options)
+    z = torch.cat([near, far, -far])  # some activations are cut off far out
     with torch.no_grad():
         values = function(z)
     for name, known in _ACTIVATIONS.items():
-        if torch.allclose(values, known(z), rtol=0, atol=1e-6):
+        if torch.allclose(values, known(z), rtol=1e-6, atol=1e-6):
             return name
     return None
 

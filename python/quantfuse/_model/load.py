@@ -230,7 +230,7 @@ class _Loading:
             self._put(name, tensor)
         for name, layer in self._layers.items():
             old: Any = self.model.get_submodule(name)
-            layer.bias = old.bias
+            layer.bias, layer.weight_dtype = old.bias, old.weight.dtype
             replace(self.model, name, layer.train(old.training))
         self.model.quantfuse_summary = self.summary
 

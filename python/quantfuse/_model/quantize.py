@@ -70,10 +70,29 @@ def quantize_model(
     if not chosen:
         reasons = "; ".join(f"{name}: {why}" for name, why in others[:8])
         raise ValueError(f"model has no linear layer to quantize{f' ({reasons})' if reasons else ''}")
+    names = list(chosen)
+    summary = Summary(f"quantize_model: {scheme}", left_alone=others)
+    quantize_chosen(model, chosen, scheme, fuse, summary, show_progress)
+    if "transformers.modeling_utils" in sys.modules:
+        from ..integrations.transformers import QuantFuseConfig, describe
+
+        describe(model, QuantFuseConfig(scheme, exclude, fuse, include=include), names)
+    if show_progress or (show_progress is None and sys.stderr.isatty()):
+        print(summary, file=sys.stderr)
+    return model
+
+
+def quantize_chosen(
+    model: nn.Module,
+    chosen: dict[str, nn.Module],
+    scheme: Scheme,
+    fuse: bool,
+    summary: Summary,
+    show_progress: bool | None = False,
+) -> None:
+    """Replaces the layers of ``model`` that are in ``chosen``, which is empty afterwards."""
     check_weights(chosen)
     _check_device(chosen, scheme)
-
-    summary = Summary(f"quantize_model: {scheme}", left_alone=others)
     shared = _shared_weights(model, chosen)
     errors: dict[str, float] = {}
     with Staging(max(_nbytes(weight_of(module)) for module in chosen.values())) as staging:
@@ -95,25 +114,6 @@ def quantize_model(
                 fuse_layers(model, summary)
             settle(model)
             model.quantfuse_summary = summary
-            _describe(model, scheme, include, exclude, fuse, names)
-    if show_progress or (show_progress is None and sys.stderr.isatty()):
-        print(summary, file=sys.stderr)
-    return model
-
-
-def _describe(
-    model: nn.Module,
-    scheme: Scheme,
-    include: Sequence[str] | None,
-    exclude: Sequence[str],
-    fuse: bool,
-    quantized: list[str],
-) -> None:
-    """For ``save_pretrained``, where the model is one of Transformers."""
-    if "transformers.modeling_utils" in sys.modules:
-        from ..integrations.transformers import QuantFuseConfig, describe
-
-        describe(model, QuantFuseConfig(scheme, exclude, fuse, include=include), quantized)
 
 
 def replace_linear_with_quantized(model: nn.Module, bits: int = 8, **options: Any) -> nn.Module:
@@ -140,7 +140,11 @@ def check_weights(chosen: dict[str, nn.Module]) -> None:
 
 def _check_device(chosen: dict[str, nn.Module], scheme: Scheme) -> None:
     """A small layer is quantized and run on every device of the model."""
-    for device in {weight_of(module).device for module in chosen.values()}:
+    devices = {weight_of(module).device for module in chosen.values()}
+    if len(devices) > 1 and torch.device("meta") in devices:
+        name = next(name for name, module in chosen.items() if weight_of(module).is_meta)
+        raise ValueError(f"{name} is on the meta device, as offloaded layers are, and other layers are not")
+    for device in devices:
         if device.type not in ("cpu", "cuda", "meta"):
             raise ValueError(f"the model is on {device}, expected cpu or cuda")
         if device.type == "meta":
@@ -209,6 +213,7 @@ def _replace_layer(
     else:
         first: Any = model.get_submodule(owner)
         layer = QuantizedLinear.from_weight(first.quantized_weight(), module.bias, scheme=scheme)
+    layer.weight_dtype = weight.dtype
     layer.train(module.training)
     replace(model, name, layer)
     summary.layers.append(report)

@@ -43,31 +43,67 @@ def select(
     chosen: dict[str, nn.Module] = {}
     others: list[tuple[str, str]] = []
     adapters = _adapters(model)
+    prefix = getattr(model, "base_model_prefix", "")  # what a base model is called in a whole one
     for name, module in model.named_modules():
+        why = ""
         if isinstance(module, QuantizedLinear):
-            others.append((name, "is quantized already"))
-        elif is_linear(module) and module in adapters:
-            others.append((name, "is an adapter, which is there to be trained"))
+            why = "is quantized already"
         elif not is_linear(module):
-            if isinstance(module, nn.Linear):
-                others.append((name, f"is a {type(module).__name__}, whose forward may be its own"))
-        elif matches(name, exclude):
-            others.append((name, "excluded"))
-        elif include is not None and not matches(name, include):
-            others.append((name, "not included"))
+            why = _why_no_linear(module)
+            if not why:
+                continue
+        elif module in adapters:
+            why = "is an adapter, which is there to be trained"
+        elif _matches_either(name, prefix, exclude):
+            why = "excluded"
+        elif include is not None and not _matches_either(name, prefix, include):
+            why = "not included"
+        else:
+            why = _why_not_replaced(module)
+        if why:
+            others.append((name, why))
         else:
             chosen[name] = module
     return chosen, others
 
 
+def _matches_either(name: str, prefix: str, patterns: Sequence[str]) -> bool:
+    return matches(name, patterns) or (prefix != "" and matches(f"{prefix}.{name}", patterns))
+
+
+def _why_no_linear(module: nn.Module) -> str:
+    """Of modules that a user might take for linear layers."""
+    if isinstance(module, nn.Linear):
+        return f"is a {type(module).__name__}, whose forward may be its own"
+    is_experts = any(parameter.ndim == 3 for parameter in module.parameters(recurse=False))
+    if is_experts and not isinstance(module, nn.modules.conv._ConvNd):
+        return f"is a {type(module).__name__}: weights of three dimensions, as of experts, are not quantized"
+    return ""
+
+
+def _why_not_replaced(linear: nn.Module) -> str:
+    """A layer that is more than its weight and bias would lose the rest."""
+    if "forward" in vars(linear):
+        return "has a forward of its own"
+    if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks:
+        return "has hooks"
+    more = {*linear._parameters, *linear._buffers, *linear._modules} - {"weight", "bias"}
+    return f"has {', '.join(sorted(more))} besides weight and bias" if more else ""
+
+
 def _adapters(model: nn.Module) -> set[nn.Module]:
-    """What PEFT has put beside the layers of a model."""
+    """What PEFT has put beside the layers of a model: adapters, whole layers to be trained, and prompts."""
     adapters: set[nn.Module] = set()
     for module in model.modules():
-        if hasattr(module, "adapter_layer_names") and "base_layer" in module._modules:
-            for name, child in module._modules.items():
-                if name != "base_layer" and child is not None:
-                    adapters.update(child.modules())
+        children = module._modules
+        if hasattr(module, "adapter_layer_names") and "base_layer" in children:
+            kept = [child for name, child in children.items() if name != "base_layer"]
+        elif "modules_to_save" in children:
+            kept = [children["modules_to_save"]]
+        else:
+            kept = [children["prompt_encoder"]] if "prompt_encoder" in children else []
+        for child in kept:
+            adapters.update(() if child is None else child.modules())
     return adapters
 
 

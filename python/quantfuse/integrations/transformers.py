@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .._model.fuse import fuse
-from .._model.quantize import check_weights, quantize_layer, quantize_model, settle
+from .._model.quantize import check_weights, quantize_chosen, quantize_layer, settle
 from .._model.summary import Summary
-from .._model.walk import select
+from .._model.walk import is_linear, select
 from .._scheme import Scheme
 from ..nn import QuantizedLinear
 from ._decoding import DECODING as DECODING  # and its attention is known to Transformers
@@ -34,6 +35,7 @@ class QuantFuseConfig(QuantizationConfigMixin):
     Args:
         scheme: a :class:`quantfuse.Scheme`, its name, or its dictionary.
         include, exclude, fuse: as in :func:`quantfuse.quantize_model`.
+        layers: in the config of a saved model the names of its quantized layers, in place of patterns.
 
     >>> import quantfuse as qf
     >>> qf.QuantFuseConfig("int4").to_dict()["scheme"]
@@ -47,6 +49,7 @@ class QuantFuseConfig(QuantizationConfigMixin):
         fuse: bool = True,
         *,
         include: Sequence[str] | None = None,
+        layers: Sequence[str] | None = None,
         quant_method: str = _METHOD,
         **unknown: Any,
     ) -> None:
@@ -64,6 +67,7 @@ class QuantFuseConfig(QuantizationConfigMixin):
                 raise TypeError(f"{name} is the string {patterns!r}, expected a sequence of patterns")
         self.include = None if include is None else list(include)
         self.exclude = list(exclude)
+        self.layers = None if layers is None else list(layers)
         self.fuse = fuse
 
 
@@ -109,27 +113,37 @@ class QuantFuseHfQuantizer(HfQuantizer):
         self.scheme = Scheme.of(quantization_config.scheme)
         self.summary = Summary(f"from_pretrained: {self.scheme}")
         self.waiting: set[str] = set()  # layers whose weight has not come yet
+        self.quantized: list[str] = []  # layers, by the names they had before some of them were merged
         self.why_not_serializable = ""
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
         config = self.quantization_config
-        if self.pre_quantized:
-            quantize_model(
-                model,
-                self.scheme,
-                include=config.include,
-                exclude=config.exclude,
-                fuse=config.fuse,
-                show_progress=False,
-            )
-            for module in model.modules():
-                if isinstance(module, QuantizedLinear):
-                    module._is_hf_initialized = True
-            return
         chosen, self.summary.left_alone = select(model, config.include, config.exclude)
-        self.waiting = set(chosen)
+        if self.pre_quantized and config.layers is not None:
+            chosen = _layers_called(model, config.layers)
+        elif not self.pre_quantized:
+            self._leave_tied_layers(model, chosen)
         if not chosen:
             raise ValueError("the model has no linear layer to quantize")
+        if not self.pre_quantized:
+            self.waiting = set(chosen)
+            return
+        self.quantized = list(chosen)
+        untie(model, chosen)
+        quantize_chosen(model, chosen, self.scheme, config.fuse, self.summary)
+        for module in model.modules():
+            if isinstance(module, QuantizedLinear):
+                module._is_hf_initialized = True
+                module.is_loading = True
+
+    def _leave_tied_layers(self, model: nn.Module, chosen: dict[str, nn.Module]) -> None:
+        """The loader fills a layer from the one that it is tied to, whose weight is no parameter any more."""
+        names = {f"{name}.weight" for name in chosen}
+        for target, source in getattr(model, "all_tied_weights_keys", {}).items():
+            if {target, source} <= names:
+                for name in (target, source):
+                    if chosen.pop(name.removesuffix(".weight"), None) is not None:
+                        self.summary.left_alone.append((name, "is tied to another layer"))
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
         return param_name.endswith(".weight") and param_name.removesuffix(".weight") in self.waiting
@@ -141,7 +155,8 @@ class QuantFuseHfQuantizer(HfQuantizer):
         if self.pre_quantized:
             for name, module in model.named_modules():
                 if isinstance(module, QuantizedLinear):
-                    _check_loaded(name, module)
+                    module.is_loading = False
+                    _check_loaded(name, module, getattr(model, "all_tied_weights_keys", {}))
             settle(model)
             return model
         self._decide_about_waiting(model)
@@ -160,12 +175,18 @@ class QuantFuseHfQuantizer(HfQuantizer):
         for name in sorted(self.waiting):
             weight: Any = model.get_submodule(name).weight
             if len(parameters[id(weight)]) > 1:
-                untie(model, name)
                 quantize_layer(model, name, self.scheme, self.summary)
             else:
-                self.quantization_config.exclude.append(name)
                 self.summary.left_alone.append((name, "the checkpoint does not have it"))
         self.waiting.clear()
+        self.quantized = [report.name for report in self.summary.layers]
+        untie(model, self.quantized)
+
+    def get_state_dict_and_metadata(self, model: nn.Module) -> tuple[None, dict[str, str]]:
+        """Called by ``save_pretrained``, which then writes the config."""
+        replaced = {name for name, module in model.named_modules() if is_linear(module)}  # since then
+        self.quantization_config.layers = [name for name in self.quantized if name not in replaced]
+        return None, {}
 
     def is_serializable(self) -> bool:
         if self.why_not_serializable:
@@ -181,12 +202,23 @@ class QuantFuseHfQuantizer(HfQuantizer):
         return True
 
 
-def _check_loaded(name: str, layer: QuantizedLinear) -> None:
+def _layers_called(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+    """Linear layers by the names of a saved model, of which this one may be the base, or have it."""
+    wanted, prefix = set(names), f"{getattr(model, 'base_model_prefix', '')}."
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if is_linear(module) and {name, prefix + name, name.removeprefix(prefix)} & wanted
+    }
+
+
+def _check_loaded(name: str, layer: QuantizedLinear, tied: Collection[str]) -> None:
     """The loader puts tensors in place without a look at them, and memory as it finds it where a file has
-    none; what came from a file it marks."""
+    none; what came from a file it marks, and what is ``tied`` came with another tensor."""
     held = {**layer._held(), "layout": layer._buffers["layout"], "bias": layer.bias}
     for key, tensor in held.items():
-        if tensor is not None and not getattr(tensor, "_is_hf_initialized", False):
+        is_there = tensor is None or getattr(tensor, "_is_hf_initialized", False)
+        if not is_there and f"{name}.{key}" not in tied:
             raise ValueError(f"the checkpoint has no {name}.{key}")
     try:
         layer.check_state()
@@ -201,14 +233,16 @@ def describe(model: nn.Module, config: QuantFuseConfig, quantized: Sequence[str]
     """After :func:`quantize_model` quantized the layers called ``quantized``: ``save_pretrained`` writes what
     ``from_pretrained`` needs, or refuses."""
     if not isinstance(model, PreTrainedModel):
-        refuse_to_save(model, "it was quantized as a part of another module, not by itself")
-    elif getattr(model, "hf_quantizer", None) is not None:
-        refuse_to_save(model, "it was quantized more than once, in several ways")
-    else:
-        for name in quantized:
-            untie(model, name)
-        model.config.quantization_config = config
-        model.hf_quantizer = QuantFuseHfQuantizer(config)
+        return refuse_to_save(model, "it was quantized as a part of another module, not by itself")
+    if getattr(model, "hf_quantizer", None) is not None:
+        return refuse_to_save(model, "it was quantized more than once, in several ways")
+    if _share_codes(model):
+        return refuse_to_save(model, "some of its quantized layers share their weights")
+    untie(model, quantized)
+    _own_config(model).quantization_config = config
+    model.hf_quantizer = QuantFuseHfQuantizer(config)
+    model.hf_quantizer.quantized = list(quantized)
+    return None
 
 
 def refuse_to_save(model: nn.Module, why: str) -> None:
@@ -219,11 +253,36 @@ def refuse_to_save(model: nn.Module, why: str) -> None:
             pretrained.hf_quantizer.why_not_serializable = why
 
 
-def untie(model: PreTrainedModel, name: str) -> None:
-    """A quantized layer has a weight of its own, whatever the config says."""
-    if getattr(model, "all_tied_weights_keys", {}).pop(f"{name}.weight", None) is not None:
-        for config in (model.config, model.config.get_text_config()):
-            config.tie_word_embeddings = False
+def untie(model: nn.Module, quantized: Iterable[str]) -> None:
+    """A quantized layer has a weight of its own, which no other parameter is tied to. The config goes on
+    saying so: models read it for more than that."""
+    weights = {f"{name}.weight" for name in quantized}
+    for name, submodel in model.named_modules():
+        own = {key.removeprefix(f"{name}.") for key in weights} if name else weights
+        for attribute in ("all_tied_weights_keys", "_tied_weights_keys"):
+            ties = getattr(submodel, attribute, None) if isinstance(submodel, PreTrainedModel) else None
+            if isinstance(ties, dict) and own & {*ties, *ties.values()}:
+                kept = {key: source for key, source in ties.items() if not own & {key, source}}
+                setattr(submodel, attribute, kept)
+
+
+def _share_codes(model: nn.Module) -> bool:
+    layers = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
+    codes = [layer._held()["codes"] for layer in layers]
+    addresses = [tensor.data_ptr() for tensor in codes if not tensor.is_meta and tensor.numel() > 0]
+    return len(set(addresses)) < len(addresses)
+
+
+def _own_config(model: PreTrainedModel) -> Any:
+    """The model's config, shared with no other model; but a base model shares it with the one around it,
+    which would be saved without a word of what its base is."""
+    old = model.config
+    if model.base_model is not model:
+        new = copy.deepcopy(old)
+        for module in model.modules():
+            if getattr(module, "config", None) is old:
+                module.config = new
+    return model.config
 
 
 def _outermost(module: nn.Module) -> Iterator[Any]:

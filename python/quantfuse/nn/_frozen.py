@@ -21,27 +21,47 @@ class FrozenWeight(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        targets = (args[0] if args else kwargs.get("tensor"), kwargs.get("out"))
-        if (isinstance(targets[0], cls) and _writes(func)) or isinstance(targets[1], cls):
+        if not torch.compiler.is_compiling() and any(map(_is_frozen, _written(func, args, kwargs))):
             raise RuntimeError(
                 "the weight of a quantized layer is frozen and cannot be written to. An adapter is merged "
                 "into the model before it is quantized, or kept beside the layer"
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            is_part = isinstance(result, torch.Tensor) and any(
-                isinstance(arg, cls) and _same_memory(result, arg) for arg in args
-            )
-            return result.as_subclass(cls) if is_part else result
+            if torch.compiler.is_compiling():
+                return result
+            own = [arg for arg in args if _is_frozen(arg)]
+            if isinstance(result, tuple | list) and not hasattr(result, "_fields"):
+                return type(result)(_as_part(part, own) for part in result)
+            return _as_part(result, own)
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return self.clone()  # whose it is to change
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.clone().__reduce_ex__(protocol)
 
-def _writes(func: Any) -> bool:
-    name: str = func.__name__
+
+def _is_frozen(x: Any) -> bool:
+    return isinstance(x, FrozenWeight)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The tensors that a call writes to."""
+    out = kwargs.get("out")
+    written = list(out) if isinstance(out, tuple | list) else [out]
+    name: str = func.__name__.split(".")[0]
     is_in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
-    return is_in_place or name in _ASSIGNMENTS or func == _ASSIGN_DATA
+    if is_in_place or name in _ASSIGNMENTS or func == _ASSIGN_DATA or kwargs.get("inplace"):
+        first = args[0] if args else kwargs.get("tensor", kwargs.get("input"))
+        written += first if isinstance(first, tuple | list) else [first]
+    return written
+
+
+def _as_part(x: Any, own: list[Any]) -> Any:
+    """A view of a frozen weight is frozen too."""
+    is_new = isinstance(x, torch.Tensor) and not _is_frozen(x)
+    return x.as_subclass(FrozenWeight) if is_new and any(_same_memory(x, weight) for weight in own) else x
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -50,6 +50,10 @@ class QuantizedLinear(nn.Linear):
     batch_invariant = False
     #: Whether FP8 sums may stay in the tensor cores (:func:`quantfuse.scaled_mm`).
     fast_accumulation = False
+    #: The type of :attr:`weight`: that of the numbers it was quantized from.
+    weight_dtype: torch.dtype
+    #: Whether a loader is about to fill the layer, whose tensors are anything until then.
+    is_loading = False
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class QuantizedLinear(nn.Linear):
         self.scheme = _scheme_of(scheme, bits)
         self._act_quant, self._act_group = self.scheme.act_quant, self.scheme.act_group
         self.in_features, self.out_features = in_features, out_features
+        self.weight_dtype = dtype or torch.float32
         self.activation = _operators.checked_activation(activation)
         self._set_format(self.scheme.format, self.scheme.block, gated)
         for name in (*_CANONICAL, "layout"):
@@ -108,6 +113,7 @@ class QuantizedLinear(nn.Linear):
             weight.shape[1], weight.shape[0], bias=False, scheme=scheme, activation=activation, device="meta"
         )
         layer.bias = _parameter(bias)
+        layer.weight_dtype = weight.dtype
         return layer if weight.is_meta else layer.quantize_from_float(weight)
 
     @classmethod
@@ -171,7 +177,7 @@ class QuantizedLinear(nn.Linear):
             gated=gated,
             device="meta",
         )
-        layer._keeps_canonical = first._keeps_canonical
+        layer._keeps_canonical, layer.weight_dtype = first._keeps_canonical, first.weight_dtype
         biases = [layer.bias for layer in layers]
         present = next((bias for bias in biases if bias is not None), None)
         if present is not None:
@@ -291,10 +297,14 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight as it was rounded, float32 ``[n, in_features]``, made anew by every access; it cannot be
-        written to."""
-        numbers: torch.Tensor = self.quantized_weight().dequantize().as_subclass(FrozenWeight)
-        return numbers
+        """The weight as it was rounded, ``[n, in_features]`` of :attr:`weight_dtype`, made anew by every
+        access and not to be written to; ``quantized_weight().dequantize()`` has it in float32."""
+        if self.is_loading:
+            numbers = torch.empty(self.weight_shape, dtype=self.weight_dtype, device="meta")
+        else:
+            numbers = self.quantized_weight().dequantize().to(self.weight_dtype)
+        frozen: torch.Tensor = numbers.as_subclass(FrozenWeight)
+        return frozen
 
     def quantized_weight(self) -> QuantizedWeight:
         """The canonical weight; its tensors are the layer's own."""
@@ -401,7 +411,8 @@ class QuantizedLinear(nn.Linear):
             super()._apply(fn, recurse)
         finally:
             self._buffers.update(hidden)
-        device = fn(torch.empty(0, device=before)).device
+        probe = fn(torch.empty(0, device=before, dtype=self.weight_dtype))
+        self.weight_dtype, device = probe.dtype, probe.device
         if device != before:
             self._need_canonical(f"be moved to {device}")
             for name, tensor in (*self._held().items(), ("layout", self._buffers["layout"])):
@@ -507,6 +518,16 @@ class QuantizedLinear(nn.Linear):
             check_values(self._weight_of(taken))
         self._buffers.update(taken)
         self.settle()
+
+
+def expect_quantized(*layers: nn.Module) -> None:
+    """Refuses what somebody has put in the place of layers that work together."""
+    for layer in layers:
+        if not isinstance(layer, QuantizedLinear):
+            raise TypeError(
+                f"a layer is a {type(layer).__name__}, expected a QuantizedLinear: adapters go onto a model "
+                "that was quantized with fuse=False"
+            )
 
 
 def _parameter(bias: torch.Tensor | None) -> nn.Parameter | None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import _operators
 from .._scheme import Scheme
-from ._linear import QuantizedLinear
+from ._linear import QuantizedLinear, expect_quantized
 from ._norm import RMSNorm
 
 
@@ -56,6 +56,7 @@ class GatedMLP(nn.Module):
         return mlp
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        expect_quantized(self.gate_up, self.down)
         gate_up, scheme = self.gate_up, self.down.scheme
         gain = None if self.norm is None else self.norm.weight
         needs_gradient = _operators.needs_gradient(x, gate_up.bias, gain)

@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import _operators
 from .._scheme import Scheme
-from ._linear import QuantizedLinear
+from ._linear import QuantizedLinear, expect_quantized
 
 
 class RMSNorm(nn.Module):
@@ -67,8 +67,12 @@ class RMSNorm(nn.Module):
         if self.out_quant is None or _operators.needs_gradient(x, self.weight):
             result: torch.Tensor = layer(self.numbers(x))
             return result
+        expect_quantized(layer)
+        dtype = x.dtype
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
         codes, scale = self(x)
-        return layer.call_quantized(codes, scale, x.dtype)
+        return layer.call_quantized(codes, scale, dtype)
 
     def extra_repr(self) -> str:
         quantized = f", out_quant={self.out_quant}" if self.out_quant else ""
