@@ -65,8 +65,8 @@ def geometry_of(weight: QuantizedWeight) -> list[int]:
 
 # ---- Weights ----
 
-# By a tensor's id and its use: the tensor, what the weight was made of, and a weight that borrows the memory of
-# tensors through aliases, so that it does not keep them alive, and no other tensor has the same address.
+# By a tensor's id and its use: the tensor, what the weight was made of, and a weight that borrows the memory
+# of tensors through aliases, so that it does not keep them alive, and no other tensor has the same address.
 _weights: dict[tuple[int, bool, bool, bool], tuple[weakref.ref[torch.Tensor], Any, QuantizedWeight]] = {}
 
 

@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::string_view kWeight = ".weight";
 
-// Heads that may share the embedding's weight, by type of model: they are in the model then, though not in the
-// file.
+// Heads that may share the embedding's weight, by type of model: they are in the model then, though not in
+// the file.
 struct Head {
   const char* model_type;  // null: any other
   const char* module;

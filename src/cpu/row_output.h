@@ -30,18 +30,18 @@ QF_INLINE Verdict accepts_row_output(const Output& out, int64_t n) {
       "a buffer does not hold whole groups of rotated columns");
 }
 
-// Fetches columns [col, col + count) of a row of y, which are written later: stores to lines that are not there
-// yet would wait for one after the other.
+// Fetches columns [col, col + count) of a row of y, which are written later: stores to lines that are not
+// there yet would wait for one after the other.
 QF_INLINE void fetch_output(const Output& out, int64_t row, int64_t col, int64_t count) {
   const int64_t bytes = dtype_bytes(out.y.dtype);
   const char* to = out.y.row_bytes_at(row) + col * bytes;
   for (int64_t at = 0; at < count * bytes; at += 64) __builtin_prefetch(to + at, 1, 3);
 }
 
-// `produce(col, count, values)` computes columns [col, col + count) of the row, count <= kRowBuffer, and gives
-// their largest magnitude, NaN ignored. Where one dynamic scale covers more than the buffer, they are produced
-// twice, for the largest magnitude and then for the codes: the inputs are still in a cache then, and no
-// workspace is needed.
+// `produce(col, count, values)` computes columns [col, col + count) of the row, count <= kRowBuffer, and
+// gives their largest magnitude, NaN ignored. Where one dynamic scale covers more than the buffer, they
+// are produced twice, for the largest magnitude and then for the codes: the inputs are still in a cache
+// then, and no workspace is needed.
 template <class S, class Produce>
 QF_INLINE void store_row(const Output& out, int64_t row, int64_t n, const Produce& produce_plain) {
   alignas(64) float values[kRowBuffer];
@@ -85,9 +85,9 @@ QF_INLINE void store_row(const Output& out, int64_t row, int64_t n, const Produc
   }
 }
 
-// A row of values that are cheap to compute: at(i) is a vector of them, at(i, n) one of which only the first n
-// lanes count. Where a scale has to be known first they are computed twice, which costs less than to keep
-// them: the inputs of a row fill a good part of the L1 cache.
+// A row of values that are cheap to compute: at(i) is a vector of them, at(i, n) one of which only the
+// first n lanes count. Where a scale has to be known first they are computed twice, which costs less than
+// to keep them: the inputs of a row fill a good part of the L1 cache.
 template <class S, class At>
 QF_INLINE void compute_row(const Output& out, int64_t row, int64_t n, const At& at) {
   uint8_t* codes = reinterpret_cast<uint8_t*>(out.y.row_bytes_at(row));

@@ -48,8 +48,8 @@ QF_INLINE float row_amax(const T* x, int64_t n) {
   return S::reduce_max(S::max(a, b));
 }
 
-// values[i] = at(i), a vector at a time; at(i, n) where only the first n of its lanes count. Returns the largest
-// magnitude, NaN ignored.
+// values[i] = at(i), a vector at a time; at(i, n) where only the first n of its lanes count. Returns the
+// largest magnitude, NaN ignored.
 template <class S, class At>
 QF_INLINE float produce_floats(int64_t n, float* values, const At& at) {
   auto largest = S::zero();

@@ -10,8 +10,8 @@
 
 namespace quantfuse::gated_act {
 
-// `ups` is null where nothing is gated. Returns the largest magnitude. Meanwhile the same columns `ahead` numbers
-// further are fetched.
+// `ups` is null where nothing is gated. Returns the largest magnitude. Meanwhile the same columns `ahead`
+// numbers further are fetched.
 template <class S, qf_activation Kind, class T>
 float gate(const T* gates, const T* ups, int64_t n, float* values, int64_t ahead) {
   const auto activated = [&](int64_t i, auto... count) __attribute__((always_inline)) {

@@ -2,8 +2,8 @@
 //
 // RMSNorm on either vector type S. For rows of any length; bound by memory from a few hundred columns on.
 //
-// A thread takes whole rows, and goes over each of them twice, three times where a dynamic scale is wanted; only
-// the first time comes from memory:
+// A thread takes whole rows, and goes over each of them twice, three times where a dynamic scale is
+// wanted; only the first time comes from memory:
 //   x, residual --> h --> residual, sum of squares
 //   h --> h * gain / root --> scale, y
 // Meanwhile the lines of y, and then the next row of x, are on their way.
