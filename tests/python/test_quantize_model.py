@@ -406,6 +406,16 @@ def test_layers_that_are_more_than_a_weight_are_left_alone():
     assert reasons["3"] == "has mask besides weight and bias"
 
 
+def test_what_a_model_keeps_in_float32_is_left_unless_it_is_included():
+    sizes = {"vocab_size": 96, "d_model": 64, "d_kv": 32, "d_ff": 128, "num_layers": 1, "num_heads": 2}
+    for include, is_quantized in ((None, False), (["wo", "q"], True)):
+        model = transformers.T5EncoderModel(transformers.T5Config(**sizes))
+        qf.quantize_model(model, "int8", include=include)
+        block = model.encoder.block[0]
+        assert isinstance(block.layer[1].DenseReluDense.wo, qf.nn.QuantizedLinear) == is_quantized
+        assert isinstance(block.layer[0].SelfAttention.q, qf.nn.QuantizedLinear)
+
+
 def test_experts_are_said_to_be_left():
     model = transformers.MixtralForCausalLM(
         transformers.MixtralConfig(**SIZES, num_local_experts=2, head_dim=32)

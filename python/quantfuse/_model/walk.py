@@ -44,6 +44,11 @@ def select(
     others: list[tuple[str, str]] = []
     adapters = _adapters(model)
     prefix = getattr(model, "base_model_prefix", "")  # what a base model is called in a whole one
+    wide = [
+        pattern
+        for attribute in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+        for pattern in getattr(model, attribute, None) or ()
+    ]
     for name, module in model.named_modules():
         why = ""
         if isinstance(module, QuantizedLinear):
@@ -58,6 +63,8 @@ def select(
             why = "excluded"
         elif include is not None and not _matches_either(name, prefix, include):
             why = "not included"
+        elif include is None and matches(name, wide):
+            why = "is one that the model keeps in float32"
         else:
             why = _why_not_replaced(module)
         if why:
