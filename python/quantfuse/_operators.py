@@ -87,15 +87,10 @@ def _weight(
     key = (id(owner), bool(geometry[4]), codes is None, for_backward)
     state: tuple[Any, ...] = (format, geometry)
     if packed is None:  # else the packed form is all that is read
-        state = (
-            format,
-            geometry,
-            _state_of(codes),
-            _state_of(scales),
-            zeros if zeros is None else _state_of(zeros),
-            offsets if offsets is None else _state_of(offsets),
-            g_idx if g_idx is None else _state_of(g_idx),
-        )
+        state = (format, geometry, _state_of(codes), _state_of(scales))
+        if zeros is not None or offsets is not None or g_idx is not None:
+            rest = (zeros, offsets, g_idx)
+            state += tuple(None if tensor is None else _state_of(tensor) for tensor in rest)
     known = _weights.get(key)
     if known is not None and known[0]() is owner and known[1] == state:
         return known[2]
@@ -504,8 +499,10 @@ def is_plain(x: torch.Tensor, other: torch.Tensor | None) -> bool:
         or torch._C._get_tracing_state() is not None
     ):
         return False
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
-        raise NotImplementedError("quantfuse: there are no gradients in forward mode")
+    if forward_ad._current_level >= 0:
+        for tensor in (x, other):
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise NotImplementedError("quantfuse: there are no gradients in forward mode")
     may_need = x.requires_grad or (other is not None and other.requires_grad)
     return not (may_need and torch.is_grad_enabled()) and _get_current_dispatch_mode() is None
 

@@ -241,6 +241,9 @@ def test_a_trace_has_the_operator_and_forward_mode_is_refused():
             dual = forward_ad.make_dual(x, x)
             with pytest.raises(NotImplementedError, match="forward mode"):
                 layer(dual)
+            gain = {"weight": forward_ad.make_dual(torch.ones(256), torch.ones(256))}
+            with pytest.raises(NotImplementedError, match="forward mode"):
+                torch.func.functional_call(qf.nn.RMSNorm(256), gain, (x,))
 
 
 WRITES = {

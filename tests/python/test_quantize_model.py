@@ -398,8 +398,10 @@ def test_layers_that_are_more_than_a_weight_are_left_alone():
     model[1].forward = lambda x: 2 * x
     torch.nn.utils.weight_norm(model[2])
     model[3].register_buffer("mask", torch.ones(64))
+    model.append(nn.Linear(64, 64))
+    model[5].register_full_backward_pre_hook(lambda module, gradients: None)
     qf.quantize_model(model, "int8")
-    assert [type(module) is qf.nn.QuantizedLinear for module in model] == [False] * 4 + [True]
+    assert [type(module) is qf.nn.QuantizedLinear for module in model] == [False] * 4 + [True, False]
     reasons = dict(model.quantfuse_summary.left_alone)
     assert reasons["0"] == "has hooks"
     assert reasons["1"] == "has a forward of its own"

@@ -211,6 +211,40 @@ def test_a_saved_model_is_loaded_as_a_part_of_another_and_with_another_head(tmp_
     assert type(base.layers[1].mlp) is qf.nn.GatedMLP
 
 
+def test_patterns_are_for_the_names_of_the_model_at_hand():
+    model = qf.quantize_model(tiny("Llama"), "int8", include=["model"], exclude=())
+    assert type(model.lm_head) is torch.nn.Linear
+
+
+def test_a_whole_model_is_saved_whose_base_was_quantized(tmp_path):
+    model = tiny("Llama")
+    qf.quantize_model(model.model, "int8", exclude=())
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(load(tmp_path)), logits(model))
+
+
+def test_the_parts_of_a_config_stay_those_of_the_parts_of_a_model():
+    text = tiny("Llama").config.to_dict()
+    vision = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 32, "patch_size": 16}
+    config = transformers.LlavaConfig(
+        text_config=text, vision_config=vision | {"model_type": "clip_vision_model"}
+    )
+    model = transformers.LlavaForConditionalGeneration(config)
+    qf.quantize_model(model, "int8")
+    assert model.config is not config
+    assert model.config.text_config is model.model.language_model.config
+
+
+def test_a_folder_that_names_no_layers_is_refused(tmp_path):
+    qf.quantize_model(tiny("Llama"), "int8").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]["layers"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="names no layers"):
+        load(tmp_path)
+
+
 def test_a_head_that_was_replaced_is_saved_as_what_it_is(tmp_path):
     model = qf.quantize_model(tiny("Llama"), "int8", exclude=())
     model.lm_head = torch.nn.Linear(128, 96, bias=False)

@@ -43,7 +43,8 @@ def select(
     chosen: dict[str, nn.Module] = {}
     others: list[tuple[str, str]] = []
     adapters = _adapters(model)
-    prefix = getattr(model, "base_model_prefix", "")  # what a base model is called in a whole one
+    is_base = getattr(model, "base_model", None) is model
+    prefix = getattr(model, "base_model_prefix", "") if is_base else ""  # its name in a whole model
     wide = [
         pattern
         for attribute in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
@@ -82,7 +83,7 @@ def _why_no_linear(module: nn.Module) -> str:
     """Of modules that a user might take for linear layers."""
     if isinstance(module, nn.Linear):
         return f"is a {type(module).__name__}, whose forward may be its own"
-    is_experts = any(parameter.ndim == 3 for parameter in module.parameters(recurse=False))
+    is_experts = any(p.ndim == 3 and p.shape[0] > 1 for p in module.parameters(recurse=False))
     if is_experts and not isinstance(module, nn.modules.conv._ConvNd):
         return f"is a {type(module).__name__}: weights of three dimensions, as of experts, are not quantized"
     return ""
@@ -92,7 +93,8 @@ def _why_not_replaced(linear: nn.Module) -> str:
     """A layer that is more than its weight and bias would lose the rest."""
     if "forward" in vars(linear):
         return "has a forward of its own"
-    if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(linear, kind) for kind in kinds):
         return "has hooks"
     more = {*linear._parameters, *linear._buffers, *linear._modules} - {"weight", "bias"}
     return f"has {', '.join(sorted(more))} besides weight and bias" if more else ""
@@ -103,6 +105,8 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
     adapters: set[nn.Module] = set()
     for module in model.modules():
         children = module._modules
+        if not type(module).__module__.startswith("peft."):
+            continue
         if hasattr(module, "adapter_layer_names") and "base_layer" in children:
             kept = [child for name, child in children.items() if name != "base_layer"]
         elif "modules_to_save" in children:

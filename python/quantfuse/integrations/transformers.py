@@ -118,16 +118,16 @@ class QuantFuseHfQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
         config = self.quantization_config
-        chosen, self.summary.left_alone = select(model, config.include, config.exclude)
-        if self.pre_quantized and config.layers is not None:
-            chosen = _layers_called(model, config.layers)
-        elif not self.pre_quantized:
-            self._leave_tied_layers(model, chosen)
-        if not chosen:
-            raise ValueError("the model has no linear layer to quantize")
         if not self.pre_quantized:
+            chosen, self.summary.left_alone = select(model, config.include, config.exclude)
+            self._leave_tied_layers(model, chosen)
             self.waiting = set(chosen)
+            if not chosen:
+                raise ValueError("the model has no linear layer to quantize")
             return
+        if config.layers is None:
+            raise ValueError("quantization_config names no layers: the folder was not saved by this version")
+        chosen = _layers_called(model, config.layers)
         self.quantized = list(chosen)
         untie(model, chosen)
         quantize_chosen(model, chosen, self.scheme, config.fuse, self.summary)
@@ -239,6 +239,7 @@ def describe(model: nn.Module, config: QuantFuseConfig, quantized: Sequence[str]
     if _share_codes(model):
         return refuse_to_save(model, "some of its quantized layers share their weights")
     untie(model, quantized)
+    config.layers = list(quantized)
     _own_config(model).quantization_config = config
     model.hf_quantizer = QuantFuseHfQuantizer(config)
     model.hf_quantizer.quantized = list(quantized)
@@ -258,7 +259,8 @@ def untie(model: nn.Module, quantized: Iterable[str]) -> None:
     saying so: models read it for more than that."""
     weights = {f"{name}.weight" for name in quantized}
     for name, submodel in model.named_modules():
-        own = {key.removeprefix(f"{name}.") for key in weights} if name else weights
+        prefix = f"{name}." if name else ""
+        own = {key.removeprefix(prefix) for key in weights if key.startswith(prefix)}
         for attribute in ("all_tied_weights_keys", "_tied_weights_keys"):
             ties = getattr(submodel, attribute, None) if isinstance(submodel, PreTrainedModel) else None
             if isinstance(ties, dict) and own & {*ties, *ties.values()}:
@@ -274,14 +276,15 @@ def _share_codes(model: nn.Module) -> bool:
 
 
 def _own_config(model: PreTrainedModel) -> Any:
-    """The model's config, shared with no other model; but a base model shares it with the one around it,
-    which would be saved without a word of what its base is."""
-    old = model.config
+    """The config of a whole model becomes its own, since another model may have been made of the same. That
+    of a base model stays as it is shared: the model around it would be saved without a word of its base."""
     if model.base_model is not model:
-        new = copy.deepcopy(old)
+        copies: dict[int, Any] = {}
+        copy.deepcopy(model.config, copies)
         for module in model.modules():
-            if getattr(module, "config", None) is old:
-                module.config = new
+            config = getattr(module, "config", None)
+            if id(config) in copies:
+                module.config = copies[id(config)]
     return model.config
 
 

@@ -23,8 +23,8 @@ class FrozenWeight(torch.Tensor):
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling() and any(map(_is_frozen, _written(func, args, kwargs))):
             raise RuntimeError(
-                "the weight of a quantized layer is frozen and cannot be written to. An adapter is merged "
-                "into the model before it is quantized, or kept beside the layer"
+                "the weight of a quantized layer is frozen and cannot be written to: change a clone() of it. "
+                "An adapter is merged into the model before it is quantized, or kept beside the layer"
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)

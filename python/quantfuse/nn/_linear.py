@@ -51,7 +51,7 @@ class QuantizedLinear(nn.Linear):
     #: Whether FP8 sums may stay in the tensor cores (:func:`quantfuse.scaled_mm`).
     fast_accumulation = False
     #: The type of :attr:`weight`: that of the numbers it was quantized from.
-    weight_dtype: torch.dtype
+    weight_dtype: torch.dtype = torch.float32
     #: Whether a loader is about to fill the layer, whose tensors are anything until then.
     is_loading = False
 
@@ -251,7 +251,11 @@ class QuantizedLinear(nn.Linear):
         device_type = "cuda" if x.is_cuda else "cpu"
         if torch.is_autocast_enabled(device_type) and x_scale is None:
             x = x.to(torch.get_autocast_dtype(device_type))
-        if self._host is not None and (x.requires_grad or (x.is_cuda and x.dtype is torch.float32)):
+        if self._host is not None and (
+            x.requires_grad
+            or (x.is_cuda and x.dtype is torch.float32)
+            or (self.is_gated and _operators.needs_gradient(self.bias))
+        ):
             self.keep_canonical()
         # Not by name: to find a tensor of a module takes longer than to find its dictionary.
         held = self._buffers
@@ -302,7 +306,7 @@ class QuantizedLinear(nn.Linear):
         if self.is_loading:
             numbers = torch.empty(self.weight_shape, dtype=self.weight_dtype, device="meta")
         else:
-            numbers = self.quantized_weight().dequantize().to(self.weight_dtype)
+            numbers = self.quantized_weight().dequantize().to(self._device(), self.weight_dtype)
         frozen: torch.Tensor = numbers.as_subclass(FrozenWeight)
         return frozen
 
