@@ -231,6 +231,7 @@ def test_the_weight_has_the_type_of_the_numbers_it_was():
     assert layer.scales.dtype == torch.float32
 
 
+@pytest.mark.filterwarnings("ignore:.*jit:FutureWarning")
 def test_a_trace_has_the_operator_and_forward_mode_is_refused():
     layer, x = make("int8", bias=False)[1], torch.randn(3, 256)
     with torch.no_grad():

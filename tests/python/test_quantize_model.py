@@ -392,6 +392,7 @@ def test_layers_that_share_a_weight_share_its_quantized_form():
     assert [layer.bytes_after > 0 for layer in model.quantfuse_summary.layers] == [True, False]
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 def test_layers_that_are_more_than_a_weight_are_left_alone():
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
     model[0].register_forward_pre_hook(lambda module, args: (2 * args[0],))
