@@ -512,6 +512,12 @@ def needs_gradient(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
+def dtype_of_result(x: torch.Tensor) -> torch.dtype:
+    """The type of ``x``, or of autocast."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 def linear(x: torch.Tensor, *args: Any) -> Any:
     """``torch.ops.quantfuse.linear``, less the dispatcher where it would change nothing but the time."""
     return _linear(x, *args) if is_plain(x, args[8]) else _linear_op(x, *args)

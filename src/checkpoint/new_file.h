@@ -36,8 +36,7 @@ class NewFile {
   [[noreturn]] void refuse() const;
   void give_name();
   std::filesystem::path path_;
-  std::string
-      temporary_;  // the name before the final one, or its beginning; none where `path_` is written to
+  std::string temporary_;  // the name before the final one, or how it begins; empty where there is none
   bool has_name_ = false;  // that one is on the disk
   int descriptor_ = -1;
 };

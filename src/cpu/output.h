@@ -29,8 +29,8 @@ QF_INLINE void encode_floats(qf_format format, const float* v, int64_t n, float 
                   __attribute__((always_inline)) { row_encode<S, f.value>(v, n, inverse_scale, 0, codes); });
 }
 
-// The codes of a block of n numbers, whose largest magnitude is `amax`: at(i) is a vector of them, at(i,
-// n) one of which only the first n lanes count. Returns its scale.
+// The codes of a block of n numbers, whose largest magnitude is `amax`. A vector of them is at(i), or
+// at(i, n) where only the first n lanes count. Returns its scale.
 template <class S, class At>
 QF_INLINE float encode_block(qf_format format, int64_t n, const At& at, float amax, uint8_t* codes) {
   const float scale = scale_from_amax(amax, code_range(format).symmetric_max);

@@ -38,31 +38,21 @@ QF_INLINE void fetch_output(const Output& out, int64_t row, int64_t col, int64_t
   for (int64_t at = 0; at < count * bytes; at += 64) __builtin_prefetch(to + at, 1, 3);
 }
 
-// `produce(col, count, values)` computes columns [col, col + count) of the row, count <= kRowBuffer, and
-// gives their largest magnitude, NaN ignored. Where one dynamic scale covers more than the buffer, they
-// are produced twice, for the largest magnitude and then for the codes: the inputs are still in a cache
-// then, and no workspace is needed.
+// `produce(col, count, values)` computes columns [col, col + count) of the row, count <= kRowBuffer. Where
+// one dynamic scale covers more than the buffer, they are produced twice, for the largest magnitude and then
+// for the codes: the inputs are still in a cache then, and no workspace is needed.
 template <class S, class Produce>
 QF_INLINE void store_row(const Output& out, int64_t row, int64_t n, const Produce& produce_plain) {
   alignas(64) float values[kRowBuffer];
   auto produce = [&](int64_t col, int64_t count, float* to) __attribute__((always_inline)) {
-    const float largest = produce_plain(col, count, to);
-    if (out.hadamard == 0) return largest;
-    rotate<S>(to, count, out.hadamard);
-    return row_amax<S>(to, count);
+    produce_plain(col, count, to);
+    if (out.hadamard > 0) rotate<S>(to, count, out.hadamard);
   };
-  uint8_t* codes = reinterpret_cast<uint8_t*>(out.y.row_bytes_at(row));
   if (const int64_t step = row_step(out, n); step > 0) {
-    const bool is_one_block = out.is_quantized() && !out.is_static && out.group >= step;
     for (int64_t col = 0; col < n; col += step) {
       const int64_t count = n - col < step ? n - col : step;
-      const float largest = produce(col, count, values);
-      if (is_one_block) {
-        out.scale_at(row, col / out.group) =
-            encode_block<S>(out.format, count, vectors_at<S>(values), largest, codes + col);
-      } else {
-        store_output<S>(out, row, col, values, count);
-      }
+      produce(col, count, values);
+      store_output<S>(out, row, col, values, count);
     }
     return;
   }
@@ -72,11 +62,13 @@ QF_INLINE void store_row(const Output& out, int64_t row, int64_t n, const Produc
     float amax = 0;
     for (int64_t col = begin; col < end; col += chunk) {
       const int64_t count = end - col < chunk ? end - col : chunk;
-      const float largest = produce(col, count, values);
+      produce(col, count, values);
+      const float largest = row_amax<S>(values, count);
       amax = largest > amax ? largest : amax;
     }
     const float scale = scale_from_amax(amax, code_range(out.format).symmetric_max);
     out.scale_at(row, begin / out.group) = scale;
+    uint8_t* codes = reinterpret_cast<uint8_t*>(out.y.row_bytes_at(row));
     for (int64_t col = begin; col < end; col += chunk) {
       const int64_t count = end - col < chunk ? end - col : chunk;
       produce(col, count, values);

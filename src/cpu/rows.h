@@ -48,26 +48,15 @@ QF_INLINE float row_amax(const T* x, int64_t n) {
   return S::reduce_max(S::max(a, b));
 }
 
-// values[i] = at(i), a vector at a time; at(i, n) where only the first n of its lanes count. Returns the
-// largest magnitude, NaN ignored.
+// values[i] = at(i), a vector at a time; at(i, n) where only the first n of its lanes count.
 template <class S, class At>
-QF_INLINE float produce_floats(int64_t n, float* values, const At& at) {
-  auto largest = S::zero();
+QF_INLINE void produce_floats(int64_t n, float* values, const At& at) {
   int64_t i = 0;
-  for (; i + S::kLanes <= n; i += S::kLanes) {
-    const auto v = at(i);
-    S::store(values + i, v);
-    largest = S::max(S::abs(v), largest);
-  }
-  if (i < n) {
-    const auto v = at(i, n - i);
-    S::store(values + i, v, n - i);
-    largest = S::max(S::abs(v), largest);  // the lanes beyond are of zeros
-  }
-  return S::reduce_max(largest);
+  for (; i + S::kLanes <= n; i += S::kLanes) S::store(values + i, at(i));
+  if (i < n) S::store(values + i, at(i, n - i), n - i);
 }
 
-// The same without keeping the values.
+// The largest of |at(i)|, NaN ignored. Lanes that do not count are 0.
 template <class S, class At>
 QF_INLINE float largest_magnitude(int64_t n, const At& at) {
   auto a = S::zero(), b = S::zero();

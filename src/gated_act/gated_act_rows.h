@@ -10,16 +10,15 @@
 
 namespace quantfuse::gated_act {
 
-// `ups` is null where nothing is gated. Returns the largest magnitude. Meanwhile the same columns `ahead`
-// numbers further are fetched.
+// `ups` is null where nothing is gated. Meanwhile the same columns `ahead` numbers further are fetched.
 template <class S, qf_activation Kind, class T>
-float gate(const T* gates, const T* ups, int64_t n, float* values, int64_t ahead) {
+void gate(const T* gates, const T* ups, int64_t n, float* values, int64_t ahead) {
   const auto activated = [&](int64_t i, auto... count) __attribute__((always_inline)) {
     __builtin_prefetch(gates + i + ahead);
     return activate<S>(Kind, S::load(gates + i, count...));
   };
   if (!ups) return produce_floats<S>(n, values, activated);
-  return produce_floats<S>(
+  produce_floats<S>(
       n, values, [&](int64_t i, auto... count) __attribute__((always_inline)) {
         __builtin_prefetch(ups + i + ahead);
         return S::mul(activated(i, count...), S::load(ups + i, count...));
@@ -33,12 +32,10 @@ void gate_row(const Problem& p, int64_t row) {
   const int64_t ahead = row + 1 < p.m ? p.x.row_stride : 0;  // the next row
   store_row<S>(p.out, row, p.n, [&](int64_t col, int64_t count, float* values) {
     fetch_output(p.out, row, col, count);
-    float largest = 0;
     choose_value<QF_IDENTITY, QF_RELU, QF_GELU, QF_GELU_TANH, QF_SILU>(
         p.activation, [&](auto kind) __attribute__((always_inline)) {
-          largest = gate<S, kind.value>(gates + col, ups ? ups + col : nullptr, count, values, ahead);
+          gate<S, kind.value>(gates + col, ups ? ups + col : nullptr, count, values, ahead);
         });
-    return largest;
   });
 }
 

@@ -66,7 +66,7 @@ QF_INLINE void write_row(const Output& out, int64_t row, int64_t n, const At& at
     const auto from_col = [&](int64_t i, auto... lanes) __attribute__((always_inline)) {
       return at(col + i, lanes...);
     };
-    return produce_floats<S>(count, values, from_col);
+    produce_floats<S>(count, values, from_col);
   });
 }
 

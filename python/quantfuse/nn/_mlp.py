@@ -65,9 +65,7 @@ class GatedMLP(nn.Module):
             hidden = gate_up(x) if self.norm is None else self.norm.into(gate_up, x)
             result: torch.Tensor = self.down(hidden)
             return result
-        dtype, x_scale = x.dtype, None
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
+        dtype, x_scale = _operators.dtype_of_result(x), None
         if self.norm is not None:
             x, x_scale = self.norm(x)
         codes, scale = _operators.linear_quantized(

@@ -68,11 +68,8 @@ class RMSNorm(nn.Module):
             result: torch.Tensor = layer(self.numbers(x))
             return result
         expect_quantized(layer)
-        dtype = x.dtype
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
         codes, scale = self(x)
-        return layer.call_quantized(codes, scale, dtype)
+        return layer.call_quantized(codes, scale, _operators.dtype_of_result(x))
 
     def extra_repr(self) -> str:
         quantized = f", out_quant={self.out_quant}" if self.out_quant else ""
