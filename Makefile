@@ -4,6 +4,7 @@
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
+EMULATE ?=
 PYTHON := .venv/bin/python
 
 # The demo compiles the CUDA kernels where there is a GPU for them: they take most of the time of a build.
@@ -14,7 +15,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test bench lint format sanitize fuzz install clean setup setup-dev setup-fuzz
+.PHONY: help demo build test bench lint format sanitize emulate fuzz install clean setup setup-dev setup-fuzz
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -62,6 +63,10 @@ sanitize: setup-dev  ## the C++ tests under AddressSanitizer and UndefinedBehavi
 	cmake --build --preset sanitize -j $(JOBS)
 	ctest --preset sanitize -j $(JOBS)
 
+emulate: setup-dev  ## the CUDA kernels on an emulated GPU (docs/emulator.md); needs nvcc and no GPU
+	@if ! command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then echo "no nvcc here: nothing to emulate"; else \
+	  set -ex; cmake --preset emulate; cmake --build --preset emulate -j $(JOBS); ctest --preset emulate -j $(JOBS) $(EMULATE); fi
+
 fuzz: setup-fuzz  ## every reader of checkpoints against made-up files, for FUZZ_SECONDS (60)
 	cmake --preset fuzz
 	cmake --build --preset fuzz -j $(JOBS)
@@ -73,4 +78,4 @@ install: setup  ## library, headers, command, CMake package and pkg-config file 
 	cmake --install build-release --prefix "$(PREFIX)"
 
 clean:  ## remove what was built (not .venv)
-	rm -rf build build-demo build-sanitize build-fuzz build-release
+	rm -rf build build-demo build-sanitize build-emulate build-fuzz build-release

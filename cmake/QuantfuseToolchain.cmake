@@ -36,7 +36,7 @@ if(NOT QUANTFUSE_CUDA STREQUAL "OFF")
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_ARCHITECTURES 80-virtual)  # of host-only .cu files; kernels have theirs by target
-    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    set(CMAKE_CUDA_RUNTIME_LIBRARY None)  # quantfuse_cuda_runtime, below
     enable_language(CUDA)
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know it for nvcc 13
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
@@ -44,6 +44,15 @@ if(NOT QUANTFUSE_CUDA STREQUAL "OFF")
     endif()
     set(CMAKE_CUDA_STANDARD 20)
     set(QUANTFUSE_HAS_CUDA ON)
+    # The runtime is a part of whatever uses it, so that a machine needs none; or an emulated GPU.
+    add_library(quantfuse_cuda_runtime INTERFACE)
+    if(QUANTFUSE_EMULATE)
+      target_link_libraries(quantfuse_cuda_runtime INTERFACE quantfuse_emulator)
+      add_compile_definitions($<$<COMPILE_LANGUAGE:CUDA>:QF_WITHOUT_CUBLASLT>)  # it has no PTX to read
+    else()
+      find_package(CUDAToolkit REQUIRED)
+      target_link_libraries(quantfuse_cuda_runtime INTERFACE CUDA::cudart_static)
+    endif()
   elseif(QUANTFUSE_CUDA STREQUAL "ON")
     message(FATAL_ERROR "QUANTFUSE_CUDA is ON and no nvcc was found")
   endif()

@@ -13,6 +13,11 @@ grep -q '"failed": 0' "$work/verify.json" || fail "no results in the JSON file"
 [ ! -s "$work/err" ] || fail "progress is for terminals only: $(cat "$work/err")"
 
 expect 0 verify --kernel gated_act_ref --seed 7
+expect 0 verify --op rms_norm --device cpu --part 3/40
+for part in 0/4 5/4 2 2/ 2/3x a/b; do
+  expect 2 verify --op rms_norm --part $part
+  says "part is '$part'"
+done
 expect 2 verify --op sort
 says sort
 expect 2 verify --kernel no_such_kernel

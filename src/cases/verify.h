@@ -49,9 +49,16 @@ struct Observer {
   std::function<void(const KernelRow&, const Case&, const std::string& wrong)> on_result;
 };
 
-// Runs all cases of `op` on `device`. Only kernels of that device are reported; with `kernel` not empty, only
-// that one. Each kernel runs twice on separate copies of the same data, and must give the same bits.
+// Part `index` (from 0) of the cases, of `count` that are alike: every count-th.
+struct CasePart {
+  int index = 0, count = 1;
+  bool is_whole() const { return count == 1; }
+};
+
+// Runs all cases of `op`, or a part of them, on `device`. Only kernels of that device are reported; with
+// `kernel` not empty, only that one. Each kernel runs twice on separate copies of the same data, and must
+// give the same bits.
 std::vector<KernelReport> verify_operation(const std::string& op, qf_device device, const std::string& kernel,
-                                           uint64_t seed, const Observer& observer = {});
+                                           uint64_t seed, const Observer& observer = {}, CasePart part = {});
 
 }  // namespace quantfuse::cases

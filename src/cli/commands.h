@@ -47,6 +47,7 @@ int run_bench(const BenchOptions&);
 
 struct VerifyOptions {
   std::string op, device, kernel, json_path;
+  std::string part = "1/1";
   uint64_t seed = 1;
   bool verbose = false;
 };

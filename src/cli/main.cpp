@@ -52,6 +52,7 @@ constexpr const char* kVerifyExamples =
     "  quantfuse verify\n"
     "  quantfuse verify --op linear --device cpu --json verify.json\n"
     "  QUANTFUSE_ISA=avx2 quantfuse verify --device cpu\n"
+    "  for i in $(seq 16); do quantfuse verify --op linear --part $i/16 & done; wait\n"
     "The last line is 'N passed, N failed, N skipped'; the exit code is 1 where one failed.";
 
 constexpr const char* kDemoExamples =
@@ -192,6 +193,9 @@ int run(int argc, char** argv) {
   verify_app.add_option("--device", verify.device, "Only kernels of cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
   verify_app.add_option("--kernel", verify.kernel, "Only this kernel")->type_name("NAME");
+  verify_app.add_option("--part", verify.part, "Part I of N of the cases, for as many processes")
+      ->type_name("I/N")
+      ->capture_default_str();
   verify_app.add_option("--seed", verify.seed, "Of the random numbers")
       ->type_name("INT")
       ->capture_default_str();

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "commands.h"
 #include "output.h"
@@ -56,6 +57,15 @@ Plan plan_from(const VerifyOptions& options) {
   throw UsageError("there is no kernel '" + options.kernel + "'; 'quantfuse info' lists them");
 }
 
+// "2/16"
+cases::CasePart part_from(const std::string& text) {
+  int index = 0, count = 0, length = 0;
+  const int found = std::sscanf(text.c_str(), "%d/%d%n", &index, &count, &length);
+  if (found != 2 || static_cast<size_t>(length) != text.size() || index < 1 || index > count)
+    throw UsageError("part is '" + text + "', expected I/N with I from 1 to N");
+  return {index - 1, count};
+}
+
 void print_report(const KernelReport& report) {
   const std::string head = fmt::format("{:<16} {:<34} ", report.row.op, report.row.kernel);
   if (!report.row.is_available) {
@@ -98,6 +108,7 @@ Json report_json(const KernelReport& report) {
 
 int run_verify(const VerifyOptions& options) {
   const Plan plan = plan_from(options);
+  const cases::CasePart part = part_from(options.part);
   JsonFile file(options.json_path);
   Json rows = Json::array();
   size_t passed = 0, failed = 0, skipped = 0;
@@ -105,7 +116,7 @@ int run_verify(const VerifyOptions& options) {
   for (const std::string& op : plan.ops) {
     for (const qf_device device : {qf_device{QF_CPU, 0}, qf_device{QF_CUDA, 0}}) {
       if (!(device.type == QF_CPU ? plan.has_cpu : plan.has_cuda)) continue;
-      Progress progress(cases::test_cases(op, device).size());
+      Progress progress(cases::test_cases(op, device).size() / part.count + 1);
       cases::Observer observer;
       observer.on_case = [&](const cases::Case& c) { progress.step(op + ": " + c.name); };
       if (options.verbose) {
@@ -114,7 +125,7 @@ int run_verify(const VerifyOptions& options) {
           fmt::print("  {}: {}: {}\n", row.kernel, c.name, wrong.empty() ? "ok" : wrong);
         };
       }
-      const auto reports = cases::verify_operation(op, device, options.kernel, options.seed, observer);
+      const auto reports = cases::verify_operation(op, device, options.kernel, options.seed, observer, part);
       progress.clear();
       for (const KernelReport& report : reports) {
         print_report(report);

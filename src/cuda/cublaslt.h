@@ -4,7 +4,7 @@
 // needs is its header, where there is one.
 #pragma once
 
-#if __has_include(<cublasLt.h>)
+#if __has_include(<cublasLt.h>) && !defined(QF_WITHOUT_CUBLASLT)
 #define QF_HAS_CUBLASLT_HEADER 1
 #include <cublasLt.h>
 

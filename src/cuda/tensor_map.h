@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include <array>
+#include <cstring>
 
 #include "core/expect.h"
 
@@ -42,11 +43,16 @@ CUtensorMap tensor_map(CUtensorMapDataType type, const void* data, const std::ar
     if (i > 0) stride[i - 1] = static_cast<cuuint64_t>(strides[i - 1]);
     extent[i] = static_cast<cuuint32_t>(box[i]), steps[i] = 1;
   }
-  CUtensorMap map;
-  const CUresult result = encode(&map, type, kRank, const_cast<void*>(data), size, stride, extent, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  // Made in a variable of our own: what is returned is made in its final place, which GCC 12 has put at no
+  // multiple of 64 bytes, where the driver wants it, for all that the type says.
+  alignas(128) cuuint64_t words[CU_TENSOR_MAP_NUM_QWORDS];
+  const CUresult result = encode(reinterpret_cast<CUtensorMap*>(words), type, kRank, const_cast<void*>(data),
+                                 size, stride, extent, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) fail_device("cuTensorMapEncodeTiled failed with " + std::to_string(result));
+  CUtensorMap map;
+  static_assert(sizeof map == sizeof words);
+  std::memcpy(&map, words, sizeof map);
   return map;
 }
 
