@@ -64,7 +64,7 @@ sanitize: setup-dev  ## the C++ tests under AddressSanitizer and UndefinedBehavi
 	ctest --preset sanitize -j $(JOBS)
 
 emulate: setup-dev  ## the CUDA kernels on an emulated GPU (docs/emulator.md); needs nvcc and no GPU
-	@if ! command -v nvcc /usr/local/cuda/bin/nvcc >/dev/null; then echo "no nvcc here: nothing to emulate"; else \
+	@if ! command -v nvcc >/dev/null && ! [ -x /usr/local/cuda/bin/nvcc ]; then echo "no nvcc here: nothing to emulate"; else \
 	  set -ex; cmake --preset emulate; cmake --build --preset emulate -j $(JOBS); ctest --preset emulate -j $(JOBS) $(EMULATE); fi
 
 fuzz: setup-fuzz  ## every reader of checkpoints against made-up files, for FUZZ_SECONDS (60)

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <deque>
 
 #include "program.h"
 
@@ -135,11 +136,18 @@ class Parser {
     finish();
   }
 
+  // Shared memory that the launch adds, declared outside of functions.
+  void name_dynamic(std::string_view declaration) {
+    if (scopes_.empty()) scopes_.emplace_back();
+    const Variable v = parse_variable(declaration);
+    name_variable(v.name, Space::shared, 0);
+    scopes_.back()[v.name].is_dynamic = true;
+  }
+
  private:
   struct Name {
     Operand operand;          // a register, or the address of a variable
     bool is_dynamic = false;  // of shared memory that the launch adds
-    std::string_view function_slot;
   };
   struct Function {
     std::string name;
@@ -147,10 +155,10 @@ class Parser {
     uint32_t result = 0, result_bytes = 0;  // in local memory
     std::vector<std::pair<uint32_t, uint32_t>> params;
   };
-  struct Fix {
+  struct Branch {
     size_t instruction;
     std::string_view label;
-    size_t scope;
+    std::vector<size_t> scopes;  // in which it may be
   };
 
   [[noreturn]] void fail(std::string_view what) const {
@@ -169,7 +177,7 @@ class Parser {
     Operand o;
     o.kind = Operand::Kind::address;
     o.space = space, o.value = at;
-    scopes_.back()[name] = {o, false, {}};
+    scopes_.back()[name] = {o};
   }
   Operand new_register(std::string_view type) {
     Operand o;
@@ -233,13 +241,13 @@ class Parser {
       for (const auto& name : split(rest.substr(type_end))) {
         const size_t angle = name.find('<');
         if (angle == name.npos) {
-          scopes_.back()[name] = {new_register(type), false, {}};
+          scopes_.back()[name] = {new_register(type)};
           continue;
         }
         const int count = std::atoi(std::string(name.substr(angle + 1)).c_str());
         for (int i = 0; i < count; ++i) {
-          names_.push_back(std::string(name.substr(0, angle)) + std::to_string(i));
-          scopes_.back()[*names_.back_ptr()] = {new_register(type), false, {}};
+          scopes_.back()[names_.emplace_back(std::string(name.substr(0, angle)) + std::to_string(i))] = {
+              new_register(type)};
         }
       }
       return;
@@ -281,8 +289,7 @@ class Parser {
     }
     const auto& op = mnemonic.parts[0];
     if (op == "bra") {
-      fixes_.push_back({program_.code.size(), rest, 0});
-      fix_scopes_.push_back(open_);
+      branches_.push_back({program_.code.size(), rest, open_});
     } else if (op == "call") {
       return parse_call(rest, std::move(i));
     } else if (op == "ret" && in_function_ >= 0) {
@@ -326,17 +333,18 @@ class Parser {
     }
   }
 
-  Operand literal(uint64_t bits, uint64_t wide_bits) {
-    auto& known = program_.constants[wide_bits * 31 + bits];
+  // Where 32 bits are wanted, the lower ones.
+  Operand literal(uint64_t bits) {
+    auto& known = program_.constants[bits];
     if (!known) {
       known = std::make_unique<Constant>();
       known->narrow.fill(static_cast<uint32_t>(bits));
-      known->wide.fill(wide_bits);
+      known->wide.fill(bits);
     }
     Operand o;
     o.kind = Operand::Kind::constant;
     o.constant = known.get();
-    o.value = static_cast<int64_t>(wide_bits);
+    o.value = static_cast<int64_t>(bits);
     return o;
   }
 
@@ -362,11 +370,11 @@ class Parser {
       return o;
     }
     if (const Name* known = find(s)) {
-      o = known->operand;
-      if (o.kind != Operand::Kind::address) return o;
-      if (known->is_dynamic) o.value = kDynamic;
+      if (known->operand.kind != Operand::Kind::address) return known->operand;
       // The address of a variable as a number.
-      return variable_address(o);
+      o = literal(known->is_dynamic ? kDynamic : static_cast<uint64_t>(known->operand.value));
+      o.space = known->operand.space;
+      return o;
     }
     if (s.front() == '%') {
       const size_t dot = s.find('.');
@@ -378,27 +386,16 @@ class Parser {
       }
       fail(s);
     }
-    if (s.size() == 10 && s[0] == '0' && (s[1] == 'f' || s[1] == 'F')) {
-      const auto bits = static_cast<uint32_t>(std::stoul(std::string(s.substr(2)), nullptr, 16));
-      return literal(bits, bits);
-    }
-    if (s.size() == 18 && s[0] == '0' && (s[1] == 'd' || s[1] == 'D')) {
-      const uint64_t bits = std::stoull(std::string(s.substr(2)), nullptr, 16);
-      return literal(bits, bits);
-    }
-    if (int64_t value; parse_integer(s, value))
-      return literal(static_cast<uint32_t>(value), static_cast<uint64_t>(value));
-    if (s == "1.0") return literal(0x3f800000, 0x3f800000);
+    const bool is_float = s.size() == 10 && s[0] == '0' && (s[1] == 'f' || s[1] == 'F');
+    const bool is_double = s.size() == 18 && s[0] == '0' && (s[1] == 'd' || s[1] == 'D');
+    if (is_float || is_double) return literal(std::stoull(std::string(s.substr(2)), nullptr, 16));
+    if (int64_t value; parse_integer(s, value)) return literal(static_cast<uint64_t>(value));
+    if (s == "1.0") return literal(0x3f800000);
     fail(s);
   }
 
   // Where shared memory that the launch adds begins is known when all else has its place.
   static constexpr int64_t kDynamic = 1ll << 40;
-  Operand variable_address(const Operand& variable) {
-    Operand o = literal(static_cast<uint32_t>(variable.value), static_cast<uint64_t>(variable.value));
-    o.space = variable.space;
-    return o;
-  }
 
   Operand address(std::string_view s) {
     Operand o;
@@ -515,57 +512,30 @@ class Parser {
   // ---- When all is read ----
 
   void finish() {
-    for (size_t f = 0; f < fixes_.size(); ++f) {
-      bool is_found = false;
-      for (auto scope = fix_scopes_[f].rbegin(); scope != fix_scopes_[f].rend() && !is_found; ++scope) {
-        const auto it = labels_[*scope].find(fixes_[f].label);
-        if (it == labels_[*scope].end()) continue;
-        program_.code[fixes_[f].instruction].target = it->second;
-        is_found = true;
-      }
-      if (!is_found) fail(fixes_[f].label);
-    }
+    for (const Branch& b : branches_) program_.code[b.instruction].target = find_label(b);
     for (const auto& [at, f] : calls_) program_.code[at].target = functions_[f].entry;
     for (Instruction& i : program_.code) {
       for (Operand& o : i.operands) {
-        if (o.value >= kDynamic / 2 && o.value < 2 * kDynamic) {
-          const int64_t value = o.value - kDynamic + program_.dynamic_shared;
-          if (o.kind == Operand::Kind::address) o.value = value;
-          else if (o.kind == Operand::Kind::constant && o.space == Space::shared)
-            o = variable_address([&] {
-              Operand v = o;
-              v.value = value;
-              return v;
-            }());
-        }
+        if (o.space != Space::shared || o.value < kDynamic / 2) continue;
+        const int64_t value = o.value - kDynamic + program_.dynamic_shared;
+        if (o.kind == Operand::Kind::address) o.value = value;
+        else o = literal(static_cast<uint64_t>(value));
       }
     }
   }
-
- public:
-  void name_dynamic(std::string_view declaration) {
-    if (scopes_.empty()) scopes_.emplace_back();
-    const Variable v = parse_variable(declaration);
-    name_variable(v.name, Space::shared, 0);
-    scopes_.back()[v.name].is_dynamic = true;
+  uint32_t find_label(const Branch& b) const {
+    for (auto scope = b.scopes.rbegin(); scope != b.scopes.rend(); ++scope)
+      if (const auto it = labels_[*scope].find(b.label); it != labels_[*scope].end()) return it->second;
+    fail(b.label);
   }
-
- private:
-  // Strings that views in the scopes point to.
-  struct Names {
-    std::vector<std::unique_ptr<std::string>> all;
-    void push_back(std::string s) { all.push_back(std::make_unique<std::string>(std::move(s))); }
-    const std::string* back_ptr() const { return all.back().get(); }
-  };
 
   const Module& module_;
   Program& program_;
-  Names names_;
+  std::deque<std::string> names_;  // that views in the scopes point to
   std::vector<std::unordered_map<std::string_view, Name>> scopes_;
   std::vector<std::unordered_map<std::string_view, uint32_t>> labels_;
   std::vector<size_t> open_;  // the scopes of labels that are open
-  std::vector<Fix> fixes_;
-  std::vector<std::vector<size_t>> fix_scopes_;
+  std::vector<Branch> branches_;
   std::vector<Function> functions_;
   std::vector<std::pair<size_t, size_t>> calls_;
   int in_function_ = -1;
