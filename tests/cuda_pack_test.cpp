@@ -46,6 +46,11 @@ TEST(CudaPack, HasTilesOf16RowsAnd128ColumnsWithTheirScales) {
   Shapes asymmetric(QF_INT4, 64, 256, 64);
   asymmetric.weight.zero = &asymmetric.zero;
   EXPECT_EQ(asymmetric.bytes(), 4u * 2 * (1024 + 2 * 80));
+  asymmetric.zero.dtype = kF32;  // no integers: offsets, which are float32
+  EXPECT_EQ(asymmetric.bytes(), 4u * 2 * (1024 + 2 * 128));
+  Shapes offsets(QF_INT8, 64, 256, 32);
+  offsets.weight.offset = &offsets.scale;
+  EXPECT_EQ(offsets.bytes(), 4u * 2 * (2048 + 4 * 128));
   Shapes mxfp4(QF_FP4_E2M1, 64, 256, 32);  // scales of a byte, but float32 in any other case
   EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 64));
   for (const qf_dtype bytes : {kE8m0, kU8}) {  // as NumPy has them
@@ -53,13 +58,13 @@ TEST(CudaPack, HasTilesOf16RowsAnd128ColumnsWithTheirScales) {
     EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 16));
   }
   mxfp4.weight.g_idx = &mxfp4.g_idx;
-  EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 64) + 257 * 4);
+  EXPECT_EQ(mxfp4.bytes(), 4u * 2 * (1024 + 4 * 64) + 258 * 4);
   Shapes gated(QF_INT4, 34, 128, 128);  // 17 gate rows and 17 up rows, 8 of each in a strip
   gated.weight.is_gated = 1;
   EXPECT_EQ(gated.bytes(), 3u * (1024 + 64));
   Shapes sorted(QF_INT4, 64, 256, 64);  // and the column that each of the sorted ones is
   sorted.weight.g_idx = &sorted.g_idx;
-  EXPECT_EQ(sorted.bytes(), 4u * 2 * (1024 + 2 * 64) + 257 * 4);
+  EXPECT_EQ(sorted.bytes(), 4u * 2 * (1024 + 2 * 64) + 258 * 4);
 }
 
 void expect_unsupported(const Shapes& shapes, const char* what) {
@@ -70,12 +75,6 @@ void expect_unsupported(const Shapes& shapes, const char* what) {
 
 TEST(CudaPack, SaysWhichWeightsHaveNone) {
   expect_unsupported(Shapes(QF_INT4, 64, 384, 48), "groups of 32, 64");
-  Shapes floating(QF_INT4, 64, 256, 64);
-  floating.zero.dtype = kF32, floating.weight.zero = &floating.zero;
-  expect_unsupported(floating, "floating zero points");
-  Shapes offsets(QF_INT4, 64, 256, 32);
-  offsets.weight.offset = &offsets.scale;
-  expect_unsupported(offsets, "offsets");
   expect_unsupported(Shapes(QF_NF4, 64, 256, 64), "codebooks");
   Shapes groups(QF_INT4, 64, 256, 64);
   groups.scale_shape[1] = 3, groups.weight.g_idx = &groups.g_idx;
@@ -115,6 +114,17 @@ TEST(CudaPack, TheSizeTellsOfZeroPointsWhereTheCanonicalWeightIsGone) {
   shapes.weight.codes = shapes.weight.scale = shapes.weight.zero = nullptr;
   EXPECT_NE(explain(shapes).find("candidates"), std::string::npos) << explain(shapes);
   shapes.weight.format = QF_FP4_E2M1;  // which has no zero points
+  EXPECT_NE(explain(shapes).find("weight.packed has"), std::string::npos) << explain(shapes);
+}
+
+TEST(CudaPack, TheSizeTellsOfOffsets) {
+  Shapes shapes(QF_INT4, 64, 256, 128);
+  shapes.weight.offset = &shapes.scale;
+  shapes.packed_shape[0] = static_cast<int64_t>(shapes.bytes());
+  shapes.weight.packed = &shapes.packed;
+  shapes.weight.codes = shapes.weight.scale = shapes.weight.offset = nullptr;
+  EXPECT_NE(explain(shapes).find("candidates"), std::string::npos) << explain(shapes);
+  shapes.weight.format = QF_FP4_E2M1;  // which has none
   EXPECT_NE(explain(shapes).find("weight.packed has"), std::string::npos) << explain(shapes);
 }
 

@@ -261,6 +261,17 @@ TEST(Selection, OfLinearOnCuda) {
   mxfp4.m = 17;
   expect_chosen(mxfp4, {"linear_wgmma_sm90", "linear_mma_sm80", "linear_mma_sm75"});
 
+  // Offsets are multiplied with sums of x: few tokens have all of x in a block, for more they are made first.
+  LinearSpec offsets = mxfp4;
+  offsets.weight = {QF_INT4, {1, 32}}, offsets.weight.has_offset = true;
+  for (const auto& [m, kernel] : {std::pair<int64_t, const char*>{1, "linear_stream_sm90"},
+                                  {3, "linear_batch_sm90"},
+                                  {17, "linear_sums_first_sm75"},
+                                  {65, "linear_sums_first_sm75"}}) {
+    offsets.m = m;
+    expect_chosen(offsets, {kernel, "linear_sums_first_sm75"});
+  }
+
   LinearSpec normalized = s;
   normalized.weight = {QF_INT4, {1, 128}}, normalized.dtype = kBf16, normalized.has_x_gain = true;
   expect_chosen(normalized, {"linear_stream_sm90", "linear_norm_first_sm75"});

@@ -439,6 +439,19 @@ LinearSpec random_w4a8_spec(Random& random, int64_t tokens) {
   return s;
 }
 
+// Offsets and zero points that are no integers, in groups that pack for CUDA.
+LinearSpec random_offset_spec(Random& random, int64_t tokens) {
+  LinearSpec s = random_tensor_core_spec(random, tokens);
+  s.weight.format = random.pick({QF_INT4, QF_INT4, QF_INT8});
+  s.weight.block = {1, random.pick<int64_t>({0, 32, 32, 64, 128, 128, 256})};
+  s.weight.has_e8m0_scale = false;
+  s.weight.has_offset = random.chance(60);
+  s.weight.is_asymmetric = !s.weight.has_offset || random.chance(40);
+  s.weight.has_float_zero = !s.weight.has_offset || random.chance(50);
+  s.weight.has_g_idx = random.chance(20);
+  return s;
+}
+
 }  // namespace
 
 CasePtr make_case(const LinearSpec& spec) { return std::make_unique<LinearCase>(spec); }
@@ -605,6 +618,18 @@ std::vector<CasePtr> linear_test_cases() {
       s.n = n, s.k = 352;
       list.add(s);
     }
+  }
+  Random offsets(22);
+  for (const int64_t tokens : {1, 1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 129, 257, 300}) {
+    for (int i = 0; i < 5; ++i) list.add(random_offset_spec(offsets, tokens));
+  }
+  for (const int64_t tokens : {1, 2, 7, 16, 20, 70}) {  // x larger than shared memory; more rows than places
+    LinearSpec s = random_offset_spec(offsets, tokens);
+    s.n = 24, s.k = 20000;
+    list.add(s);
+    s = random_offset_spec(offsets, tokens);
+    s.n = 9002, s.k = 130;
+    list.add(s);
   }
   // INT4 weights by INT8 activations in tiles of 256 tokens by 128 rows, several for every pair of blocks.
   Random many(16);

@@ -32,6 +32,7 @@ struct Problem {
   PackedView packed;              // of weight.packed on the CPU, where it fits
   const char* not_packed_reason;  // why it does not
   StripView strips;               // of weight.packed on a CUDA device
+  Matrix x_sums;                  // of groups of x, where a step before made them: linear_sums_first_sm75.cu
   qf_device device;
   bool batch_invariant;    // the bits of a row of y do not depend on m
   bool fast_accumulation;  // FP8 sums may stay in the tensor cores for all of k

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )                m <= 16, x: f16 | bf16
+// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )     m <= 16, x: f16 | bf16
 //
 // For a batch of decoding, where the weight is still the traffic. A block holds its part of x in shared
 // memory and streams strips of 16 rows of the weight past it, each byte once:
 //   gmem w --bulk copies--> smem ring --> regs --decode--> 16-bit numbers --mma--> sums of a group
 //     --* s--> totals --> smem --> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
-// is rounded that the formula does not round. The byte scales of MXFP4 are part of the numbers, exactly, if
-// these are bf16: their sums go on over all of a strip.
+// is rounded that the formula does not round. An offset is added as o times the sum of its group's x, which a
+// block makes of its x once. The byte scales of MXFP4 are part of the numbers, exactly, if these are bf16:
+// their sums go on over all of a strip.
 //
 // Work: one block an SM; cluster c of C blocks takes strips c, c + clusters, ...; the blocks of a cluster
 // split k, so that x is read C times less, and the consumer warps of a block split theirs tile by tile:
 //   strip of 16 rows, C = 2:   | rank 0: tiles 0 .. 15              | rank 1: tiles 16 .. 31             |
-//     unit (one copy)          | w0 w1 w2 ...                   w15 | w0 w1 ...                      w15 |
+//     stage                    | w0 w1 w2 ...                   w15 | w0 w1 ...                      w15 |
 // Epilogue warps add the warps' parts in a fixed order while the consumers go on; in a cluster one of them
 // sends the sum to one rank (through distributed shared memory), where the other adds the ranks' in rank
 // order: no atomics, and the same bits on every run.
@@ -33,6 +34,7 @@
 #include "linear/linear_canonical.h"
 #include "linear/strip_codes.h"
 #include "linear/strip_share.h"
+#include "linear/x_tiles.h"
 
 namespace quantfuse::linear_batch_sm90 {
 using linear::Problem;
@@ -45,19 +47,18 @@ constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
 // Units under way at most: two for the reason that linear_stream_sm90.cu has. Up to 8 tokens a third one pays
 // where a block has many strips (57344 x 8192 with 8 tokens: 66.0 us in place of 68.6) and costs where it has
 // few (4096 x 4096 with 4: 5.4 in place of 5.3).
-constexpr int kInFlight = 2, kInFlightOfMany = 3, kManyStrips = 12;
-constexpr int kPartRow = StripLayout::kRows + 4;  // floats from token to token in a part: other banks
-constexpr int kPartBuffers = 2, kMaxInboxSlots = 4;
-constexpr int kReady = 1;  // named barrier: the barriers in memory are initialised
+constexpr int kInFlight = 2, kInFlightOfMany = 3, kManyStrips = 20;
 constexpr int kXRowBytes = StripLayout::kCols * 2;
-
-constexpr int unit_tiles(bool is_4bit) { return is_4bit ? 16 : 8; }
+constexpr int kPartRow = StripLayout::kRows + 4;  // floats from token to token in a part: other banks
+// One buffer of parts: what a second one takes from the ring costs more than it brings (57344 x 8192 with 16
+// tokens: 81.4 us in place of 86.1; 4096 x 4096 with 4: 5.06 in place of 5.17).
+constexpr int kPartBuffers = 1, kMaxInboxSlots = 4;
+constexpr int kReady = 1;  // named barrier: those in memory are initialised (and, with 16 tokens, x is there)
 
 template <int kTokens_, bool kIs4Bit>
 struct Shape {
   static constexpr int kTokens = kTokens_;
-  static constexpr int kUnitTiles = unit_tiles(kIs4Bit);
-  static constexpr int kWarps = kUnitTiles;  // of consumers
+  static constexpr int kWarps = kIs4Bit ? 16 : 8;  // of consumers; each has a tile of a stage
   static constexpr int kProducerWarp = kWarps;
   static constexpr int kThreads = 32 * (kWarps + 1 + kEpilogueWarps);
   static constexpr int kPartFloats = kTokens * kPartRow;
@@ -68,36 +69,45 @@ struct Sizes {
   int cluster = 0;                   // blocks that split k
   int stages = 0, in_flight = 0;     // of the ring; under way at most
   int tile_bytes = 0;
+  int sum_groups = 0;   // of a tile of x: for a weight with offsets
   int inbox_slots = 0;  // for sums of strips that a block makes for its cluster; 0 without one
 };
 
+// Where things are in shared memory, which begins with x. Made by the host: a block has better things to do.
+struct Smem {
+  template <class S>
+  static Smem of(const Sizes& p) {
+    Smem at;
+    const int x_tiles = (p.tiles + p.cluster - 1) / p.cluster;
+    at.x_tile_bytes = p.m * kXRowBytes;
+    at.stage_bytes = S::kWarps * p.tile_bytes;
+    at.ring = x_tiles * at.x_tile_bytes;
+    at.sums = at.ring + p.stages * at.stage_bytes;
+    at.parts = at.sums + x_tiles * p.sum_groups * S::kTokens * 4;
+    at.inbox = at.parts + kPartBuffers * S::kWarps * S::kPartFloats * 4;
+    at.full = at.inbox + p.inbox_slots * p.cluster * S::kPartFloats * 4;
+    at.empty = at.full + p.stages * 8;
+    at.parts_full = at.empty + p.stages * 8;
+    at.parts_empty = at.parts_full + kPartBuffers * 8;
+    at.inbox_full = at.parts_empty + kPartBuffers * 8;
+    at.credit = at.inbox_full + p.inbox_slots * 8;
+    at.bytes = at.credit + p.inbox_slots * p.cluster * 8;
+    return at;
+  }
+  int x_tile_bytes, stage_bytes;
+  int ring, sums, parts, inbox, full, empty, parts_full, parts_empty, inbox_full, credit;  // offsets
+  int bytes;
+};
+
 struct Params : Sizes {
+  Smem smem;
   Problem problem;
   float* staged;  // see finish_rows
   bool is_x_aligned;
 };
 
-// Where things are in shared memory, which begins with x.
 template <class S>
-struct Smem {
-  QF_HD explicit Smem(const Sizes& p) {
-    x_tile_bytes = p.m * kXRowBytes;
-    unit_bytes = S::kUnitTiles * p.tile_bytes;
-    ring = (p.tiles + p.cluster - 1) / p.cluster * x_tile_bytes;
-    parts = ring + p.stages * unit_bytes;
-    inbox = parts + kPartBuffers * S::kWarps * S::kPartFloats * 4;
-    full = inbox + p.inbox_slots * p.cluster * S::kPartFloats * 4;
-    empty = full + p.stages * 8;
-    parts_full = empty + p.stages * 8;
-    parts_empty = parts_full + kPartBuffers * 8;
-    inbox_full = parts_empty + kPartBuffers * 8;
-    credit = inbox_full + p.inbox_slots * 8;
-    bytes = credit + p.inbox_slots * p.cluster * 8;
-  }
-  int x_tile_bytes, unit_bytes;
-  int ring, parts, inbox, full, empty, parts_full, parts_empty, inbox_full, credit;  // offsets
-  int bytes;
-};
+using XTilesOf = linear::XTiles<S::kTokens, S::kWarps>;
 
 template <class S>
 __device__ uint32_t inbox_bytes(const Params& p) {
@@ -106,28 +116,28 @@ __device__ uint32_t inbox_bytes(const Params& p) {
 
 // By the lanes of a warp side by side: the first copies wait for it.
 template <class S>
-__device__ void init_barriers(const Params& p, const Smem<S>& smem, uint32_t base, int lane) {
+__device__ void init_barriers(const Params& p, uint32_t base, int lane) {
 #pragma unroll 1
   for (int s = lane; s < p.stages; s += 32) {
-    ptx::barrier_init(base + smem.full + 8 * s, 1);
-    ptx::barrier_init(base + smem.empty + 8 * s, S::kWarps);
+    ptx::barrier_init(base + p.smem.full + 8 * s, 1);
+    ptx::barrier_init(base + p.smem.empty + 8 * s, S::kWarps);
   }
   if (lane < kPartBuffers) {
-    ptx::barrier_init(base + smem.parts_full + 8 * lane, S::kWarps);
-    ptx::barrier_init(base + smem.parts_empty + 8 * lane, kEpilogueWarps);
+    ptx::barrier_init(base + p.smem.parts_full + 8 * lane, S::kWarps);
+    ptx::barrier_init(base + p.smem.parts_empty + 8 * lane, kEpilogueWarps);
   }
   if (lane < p.inbox_slots) {
-    ptx::barrier_init(base + smem.inbox_full + 8 * lane, 1);
-    ptx::barrier_expect(base + smem.inbox_full + 8 * lane, inbox_bytes<S>(p));
+    ptx::barrier_init(base + p.smem.inbox_full + 8 * lane, 1);
+    ptx::barrier_expect(base + p.smem.inbox_full + 8 * lane, inbox_bytes<S>(p));
   }
-  if (lane < p.inbox_slots * p.cluster) ptx::barrier_init(base + smem.credit + 8 * lane, 1);
+  if (lane < p.inbox_slots * p.cluster) ptx::barrier_init(base + p.smem.credit + 8 * lane, 1);
   ptx::barrier_init_fence();
   __syncwarp();
 }
 
-// One thread copies unit after unit.
+// One thread copies stage after stage.
 template <class S>
-__device__ void produce(const Params& p, const Smem<S>& smem, const StripShare& share, uint32_t base) {
+__device__ void produce(const Params& p, const StripShare& share, uint32_t base) {
   const uint64_t policy = ptx::evict_first_policy();
   const int in_flight = min(p.in_flight, p.stages);
   Cursor stage, landed;
@@ -136,124 +146,106 @@ __device__ void produce(const Params& p, const Smem<S>& smem, const StripShare& 
     const uint8_t* from =
         p.problem.strips.data + (static_cast<int64_t>(strip) * p.tiles + share.first_tile) * p.tile_bytes;
 #pragma unroll 1
-    for (int tile = 0; tile < share.tiles; tile += S::kUnitTiles, ++copies) {
-      if (copies >= p.stages) ptx::barrier_wait(base + smem.empty + 8 * stage.at, stage.parity ^ 1);
+    for (int tile = 0; tile < share.tiles; tile += S::kWarps, ++copies) {
+      if (copies >= p.stages) ptx::barrier_wait(base + p.smem.empty + 8 * stage.at, stage.parity ^ 1);
       if (copies >= in_flight) {
-        ptx::barrier_wait(base + smem.full + 8 * landed.at, landed.parity);
+        ptx::barrier_wait(base + p.smem.full + 8 * landed.at, landed.parity);
         landed.advance(p.stages);
       }
-      const uint32_t bytes = min(S::kUnitTiles, share.tiles - tile) * p.tile_bytes;
-      const uint32_t full = base + smem.full + 8 * stage.at;
+      const uint32_t bytes = min(S::kWarps, share.tiles - tile) * p.tile_bytes;
+      const uint32_t full = base + p.smem.full + 8 * stage.at;
       ptx::barrier_expect(full, bytes);
-      ptx::bulk_copy(base + smem.ring + stage.at * smem.unit_bytes, from + tile * p.tile_bytes, bytes, full,
-                     policy);
+      ptx::bulk_copy(base + p.smem.ring + stage.at * p.smem.stage_bytes, from + tile * p.tile_bytes, bytes,
+                     full, policy);
       stage.advance(p.stages);
     }
   }
 }
 
-// ---- x ----
-
-// A tile of x is [token][128 columns]; its 16-byte pieces are permuted by token, so that the eight rows that
-// the tensor cores take at a time are in different banks.
-__device__ __forceinline__ uint32_t x_piece(int token, int piece) {
-  return token * kXRowBytes + ((piece ^ (token & 7)) << 4);
-}
-
-// Copies the tiles warp, warp + kWarps, ... of x, those that this warp multiplies, and waits for those of the
-// first unit. Half a warp copies a tile of a token. Through L2 alone, because L1 may hold what was there
-// before.
-template <class S>
-__device__ void fetch_x(const Params& p, const StripShare& share, uint32_t to, int tile_bytes, int warp,
-                        int lane) {
-  const Matrix& x = p.problem.x;
-  const int piece = lane % 16;
-  for (int tile = warp; tile < share.tiles; tile += S::kWarps) {
-    if (tile - warp == S::kUnitTiles) ptx::end_copy_group();
-    const int column = (share.first_tile + tile) * StripLayout::kCols + piece * 8;
-    const int valid = min(max(static_cast<int>(x.cols) - column, 0), 8);
-#pragma unroll 4
-    for (int token = lane / 16; token < p.m; token += 2) {
-      const uint16_t* from = x.row<const uint16_t>(token) + column;
-      const uint32_t at = to + tile * tile_bytes + x_piece(token, piece);
-      if (p.is_x_aligned) {
-        ptx::copy16_async(at, valid > 0 ? from : x.data, valid * 2);
-      } else {
-        for (int i = 0; i < 8; i += 2) {
-          const auto bits = [&](int j) { return j < valid ? static_cast<uint32_t>(__ldcg(from + j)) : 0u; };
-          ptx::store_shared4(at + i * 2, bits(i) | bits(i + 1) << 16);
-        }
-      }
-    }
-  }
-  ptx::end_copy_group();
-  if (share.tiles - warp > S::kUnitTiles) ptx::wait_copy_groups<1>();
-  else ptx::wait_copies();
-  __syncwarp();
-}
-
 // ---- Consumers ----
 
-// A warp's tile of the weight, in registers.
-template <class Codes, int kGroups, bool kHasByteScales>
-struct WeightTile {
+enum class Zeros { none, bytes, offsets };
+
+// How a weight is multiplied. kIsFolded: its byte scales are part of the numbers.
+template <qf_format Format, class T_, int kGroups_, Zeros kZeros, bool kHasByteScales_ = false>
+struct Kind {
+  using T = T_;
+  using Codes = StripCodes<Format, T>;
+  static constexpr int kGroups = kGroups_;  // of a tile
+  static constexpr bool kHasZeros = kZeros == Zeros::bytes, kHasOffsets = kZeros == Zeros::offsets;
+  static constexpr bool kHasByteScales = kHasByteScales_;
   static constexpr bool kIsFolded = kHasByteScales && Codes::kFoldsByteScales;
+};
+
+// A warp's tile of the weight, in registers.
+template <class K>
+struct WeightTile {
+  using Codes = typename K::Codes;
   uint4 vectors[Codes::kTileVectors];
-  float scales[kGroups][2];  // of rows g and g + 8
-  uint32_t terms[kGroups][2];
+  float scales[K::kGroups][2];  // of rows g and g + 8
+  float offsets[K::kGroups][2];
+  uint32_t terms[K::kGroups][2];
 
   __device__ __forceinline__ void load(uint32_t from, const StripLayout& w, int lane) {
 #pragma unroll
     for (int i = 0; i < Codes::kTileVectors; ++i) vectors[i] = ptx::load_shared16(from + lane * 16 + i * 512);
     const uint32_t scales_at = from + Codes::kTileVectors * 512;
     ByteScales bytes = {};
-    if constexpr (kHasByteScales) bytes = ByteScales::load(scales_at, lane);
+    if constexpr (K::kHasByteScales) bytes = ByteScales::load(scales_at, lane);
 #pragma unroll
-    for (int i = 0; i < 2 * kGroups; ++i) {
+    for (int i = 0; i < 2 * K::kGroups; ++i) {
       const int row = i * 8 + lane / 4;  // of group i / 2
-      if constexpr (kIsFolded) {
+      if constexpr (K::kIsFolded) {
         terms[i / 2][i % 2] = bytes.factor(i % 2, i / 2);
         continue;
       }
       scales[i / 2][i % 2] =
-          kHasByteScales ? bytes.scale(i % 2, i / 2) : ptx::load_shared_float(scales_at + row * 4);
+          K::kHasByteScales ? bytes.scale(i % 2, i / 2) : ptx::load_shared_float(scales_at + row * 4);
       terms[i / 2][i % 2] = Codes::term();
-      if (Codes::kHasZeroPoints && w.has_zeros)
+      if constexpr (K::kHasOffsets)
+        offsets[i / 2][i % 2] = ptx::load_shared_float(from + w.zero_offset() + row * 4);
+      if constexpr (K::kHasZeros)
         terms[i / 2][i % 2] = Codes::term(ptx::load_shared_s8(from + w.zero_offset() + row));
     }
   }
   __device__ __forceinline__ void decode(int step, uint32_t (&a)[4]) const {
     const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
-    Codes::decode(words + step * Codes::kStepWords, terms[step / (kSteps / kGroups)], a);
+    Codes::decode(words + step * Codes::kStepWords, terms[step / (kSteps / K::kGroups)], a);
   }
 };
 
-// acc += w x. `x`: where this lane's row of the first matrices is; pieces of 16 bytes are permuted by bits.
-template <int kTokens, class T, class Codes, int kGroups, bool kHasByteScales>
-__device__ __forceinline__ void multiply(float (&acc)[kTokens / 8][4],
-                                         const WeightTile<Codes, kGroups, kHasByteScales>& w, uint32_t x) {
-  constexpr bool kIsFolded = kHasByteScales && Codes::kFoldsByteScales;
-  constexpr int kSumGroups = kIsFolded ? 1 : kGroups, kGroupSteps = kSteps / kSumGroups;
-  constexpr int kBlocks = kTokens / 8;
+// acc += w x. `x`: this lane's row of a tile's first matrices; `x_sums`: the sums of its tokens.
+template <class S, class K>
+__device__ __forceinline__ void multiply(float (&acc)[S::kTokens / 8][4], const WeightTile<K>& w, uint32_t x,
+                                         uint32_t x_sums) {
+  constexpr int kGroups = K::kIsFolded ? 1 : K::kGroups, kGroupSteps = kSteps / kGroups;
+  constexpr int kBlocks = S::kTokens / 8;
+  constexpr int kLoadSteps = 2 / kBlocks, kLoads = kSteps / kLoadSteps;
+  constexpr int kAhead = 2;  // loads that are under way
+  uint32_t b[kLoads][4];
+  const auto load = [&](int i) { ptx::load_matrices(b[i], XTilesOf<S>::at_step(x, i * kLoadSteps)); };
 #pragma unroll
-  for (int j = 0; j < kSumGroups; ++j) {
+  for (int i = 0; i < kAhead; ++i) load(i);
+#pragma unroll
+  for (int j = 0; j < kGroups; ++j) {
     float sums[2][4] = {};  // two chains of products: the two blocks of 8 tokens, or even and odd steps
-    if constexpr (kIsFolded) {
+    if constexpr (K::kIsFolded) {
 #pragma unroll
       for (int i = 0; i < 4 * kBlocks; ++i) sums[i / 4][i % 4] = acc[i / 4][i % 4];
     }
-    uint32_t b[4];
 #pragma unroll
     for (int s = j * kGroupSteps; s < (j + 1) * kGroupSteps; ++s) {
+      const int at = s / kLoadSteps;
+      if (s % kLoadSteps == 0 && at + kAhead < kLoads) load(at + kAhead);
       uint32_t a[4];
       w.decode(s, a);
-      if constexpr (kBlocks == 1) {  // two steps at a time
-        if (s % 2 == 0) ptx::load_matrices(b, x ^ (s << 5));
-        ptx::mma_m16n8k16<T>(sums[s % 2], a, b[s % 2 * 2], b[s % 2 * 2 + 1], sums[s % 2]);
+      using T = typename K::T;
+      if constexpr (kBlocks == 1) {
+        const int half = s % 2;
+        ptx::mma_m16n8k16<T>(sums[half], a, b[at][half * 2], b[at][half * 2 + 1], sums[half]);
       } else {
-        ptx::load_matrices(b, x ^ (s << 5));
-        ptx::mma_m16n8k16<T>(sums[0], a, b[0], b[1], sums[0]);
-        ptx::mma_m16n8k16<T>(sums[1], a, b[2], b[3], sums[1]);
+        ptx::mma_m16n8k16<T>(sums[0], a, b[at][0], b[at][1], sums[0]);
+        ptx::mma_m16n8k16<T>(sums[1], a, b[at][2], b[at][3], sums[1]);
       }
     }
 #pragma unroll
@@ -261,56 +253,60 @@ __device__ __forceinline__ void multiply(float (&acc)[kTokens / 8][4],
       if constexpr (kBlocks == 1) sums[0][i] += sums[1][i];
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block)
-        acc[block][i] = kIsFolded ? sums[block][i] : fmaf(sums[block][i], w.scales[j][i / 2], acc[block][i]);
+        acc[block][i] =
+            K::kIsFolded ? sums[block][i] : fmaf(sums[block][i], w.scales[j][i / 2], acc[block][i]);
+    }
+    if constexpr (K::kHasOffsets) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        const float2 x_sum = ptx::load_shared_float2(x_sums + (j * S::kTokens + block * 8) * 4);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          acc[block][i] = fmaf(w.offsets[j][i / 2], i % 2 ? x_sum.y : x_sum.x, acc[block][i]);
+      }
     }
   }
 }
 
-template <class S, qf_format Format, class T, int kGroups, bool kHasByteScales = false>
-__device__ void consume(const Params& p, const Smem<S>& smem, const StripShare& share, char* shared, int warp,
-                        int lane) {
-  using Codes = StripCodes<Format, T>;
+template <class S, class K>
+__device__ void consume(const Params& p, const StripShare& share, char* shared, const XTilesOf<S>& x) {
   constexpr int kBlocks = S::kTokens / 8;
-  constexpr float kUnit = kHasByteScales && Codes::kFoldsByteScales ? linear::kByteScaleUnit : 1.0f;
-  const uint32_t base = ptx::shared_address(shared);
-  // Lane 8 i + r: row r of matrix i. Of 8 tokens the matrices are 4 pieces; of 16, 2 pieces of either 8.
-  const int matrix = lane / 8;
-  const int token = min(lane % 8 + (S::kTokens > 8 ? matrix / 2 * 8 : 0), p.m - 1);
-  const uint32_t first_x =
-      base + x_piece(token, S::kTokens > 8 ? matrix % 2 : matrix) + warp * smem.x_tile_bytes;
-  const uint32_t x_step = S::kWarps * smem.x_tile_bytes;
-  const uint32_t first_tile = base + smem.ring + warp * p.tile_bytes;
+  constexpr float kUnit = K::kIsFolded ? linear::kByteScaleUnit : 1.0f;
+  const uint32_t base = x.at;
+  const int warp = x.warp, lane = x.lane;
+  if constexpr (K::kHasOffsets) x.template sum<typename K::T, K::kGroups>();
+  const uint32_t first_x = x.matrix_row(warp), x_step = S::kWarps * x.tile_bytes;
+  constexpr int kTileSums = K::kGroups * S::kTokens * 4;
+  const uint32_t first_sums = x.sums_at + warp * kTileSums + lane % 4 * 8;
+  const uint32_t first_tile = base + p.smem.ring + warp * p.tile_bytes;
   Cursor stage, part = {0, 1};
   for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
     float acc[kBlocks][4] = {};
-    uint32_t x = first_x;
-    for (int unit = 0; unit < share.tiles; unit += S::kUnitTiles) {
-      if (strip == share.first_strip && unit > 0) {  // the rest of x
-        ptx::wait_copies();
-        __syncwarp();
-      }
-      const uint32_t full = base + smem.full + 8 * stage.at, from = first_tile + stage.at * smem.unit_bytes;
+    uint32_t x_at = first_x, x_sums = first_sums;
+    for (int tile = 0; tile < share.tiles; tile += S::kWarps) {
+      const uint32_t full = base + p.smem.full + 8 * stage.at,
+                     from = first_tile + stage.at * p.smem.stage_bytes;
       ptx::barrier_wait(full, stage.parity);
-      WeightTile<Codes, kGroups, kHasByteScales> w;
+      WeightTile<K> w;
       w.load(from, p.problem.strips.layout, lane);
       __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(full + smem.empty - smem.full);
-      if (unit + warp < share.tiles) multiply<S::kTokens, T>(acc, w, x);
-      x += x_step;
+      if (lane == 0) ptx::barrier_arrive(full + p.smem.empty - p.smem.full);
+      if (tile + warp < share.tiles) multiply<S, K>(acc, w, x_at, x_sums);
+      x_at += x_step, x_sums += S::kWarps * kTileSums;
       stage.advance(p.stages);
     }
 
     // hand this warp's part to the epilogue
-    ptx::barrier_wait(base + smem.parts_empty + 8 * part.at, part.parity);
+    ptx::barrier_wait(base + p.smem.parts_empty + 8 * part.at, part.parity);
     float* out =
-        reinterpret_cast<float*>(shared + smem.parts) + (part.at * S::kWarps + warp) * S::kPartFloats;
+        reinterpret_cast<float*>(shared + p.smem.parts) + (part.at * S::kWarps + warp) * S::kPartFloats;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         out[(b * 8 + lane % 4 * 2 + i % 2) * kPartRow + lane / 4 + i / 2 * 8] = acc[b][i] * kUnit;
     __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(base + smem.parts_full + 8 * part.at);
+    if (lane == 0) ptx::barrier_arrive(base + p.smem.parts_full + 8 * part.at);
     part.advance(kPartBuffers);
   }
 }
@@ -337,7 +333,6 @@ __device__ __forceinline__ void sum_parts(const float* parts, int num_parts, int
 template <class S>
 struct Epilogue {
   const Params& p;
-  const Smem<S>& smem;
   const StripShare& share;
   char* shared;
   uint32_t base;  // of shared memory
@@ -348,16 +343,16 @@ struct Epilogue {
 
   template <int kPairs>
   __device__ void sum_of_warps(const Cursor& part, int first, int step, float (&sums)[kPairs]) const {
-    const float* parts = reinterpret_cast<const float*>(shared + smem.parts) + offset(first);
+    const float* parts = reinterpret_cast<const float*>(shared + p.smem.parts) + offset(first);
     sum_parts<S::kWarps>(parts + part.at * S::kWarps * S::kPartFloats, S::kWarps, S::kPartFloats, step, sums);
   }
   __device__ void wait_for_parts(const Cursor& part) const {
-    ptx::barrier_wait(base + smem.parts_full + 8 * part.at, part.parity);
+    ptx::barrier_wait(base + p.smem.parts_full + 8 * part.at, part.parity);
   }
   // By one warp, or by both.
   __device__ void give_back_parts(const Cursor& part, int arrivals) const {
     __syncwarp();
-    if (lane < arrivals) ptx::barrier_arrive(base + smem.parts_empty + 8 * part.at);
+    if (lane < arrivals) ptx::barrier_arrive(base + p.smem.parts_empty + 8 * part.at);
   }
 
   template <int kPairs>
@@ -400,10 +395,10 @@ struct Epilogue {
     int owner = 0;
     for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
       wait_for_parts(part);
-      ptx::barrier_wait_cluster(base + smem.credit + 8 * (slot.at * p.cluster + owner), slot.parity);
-      const uint32_t barrier = ptx::address_in_block(base + smem.inbox_full + 8 * slot.at, owner);
+      ptx::barrier_wait_cluster(base + p.smem.credit + 8 * (slot.at * p.cluster + owner), slot.parity);
+      const uint32_t barrier = ptx::address_in_block(base + p.smem.inbox_full + 8 * slot.at, owner);
       const uint32_t inbox = ptx::address_in_block(
-          base + smem.inbox + (slot.at * p.cluster + share.rank) * S::kPartFloats * 4, owner);
+          base + p.smem.inbox + (slot.at * p.cluster + share.rank) * S::kPartFloats * 4, owner);
 #pragma unroll
       for (int token = 0; token < S::kTokens; token += 8) {
         float sums[4];
@@ -421,11 +416,11 @@ struct Epilogue {
     const int step = share.strip_step * p.cluster;
     Cursor slot;
     for (int strip = share.first_strip + share.rank * share.strip_step; strip < p.strips; strip += step) {
-      const uint32_t full = base + smem.inbox_full + 8 * slot.at;
+      const uint32_t full = base + p.smem.inbox_full + 8 * slot.at;
       ptx::barrier_wait(full, slot.parity);
       float sums[S::kTokens / 8][4];
       const float* inbox =
-          reinterpret_cast<const float*>(shared + smem.inbox) + slot.at * p.cluster * S::kPartFloats;
+          reinterpret_cast<const float*>(shared + p.smem.inbox) + slot.at * p.cluster * S::kPartFloats;
 #pragma unroll
       for (int b = 0; b < S::kTokens / 8; ++b)
         sum_parts<kMaxCluster>(inbox + offset(8 * b), p.cluster, S::kPartFloats, 2, sums[b]);
@@ -437,7 +432,7 @@ struct Epilogue {
         __syncwarp();
         if (lane < p.cluster)
           ptx::barrier_arrive_remote(
-              ptx::address_in_block(base + smem.credit + 8 * (slot.at * p.cluster + share.rank), lane));
+              ptx::address_in_block(base + p.smem.credit + 8 * (slot.at * p.cluster + share.rank), lane));
       }
       slot.advance(p.inbox_slots);
 #pragma unroll
@@ -446,10 +441,25 @@ struct Epilogue {
   }
 };
 
-template <class S, qf_format Format, class T>
+// run(Kind).
+template <qf_format Format, class T, bool kHasOffsets, class Run>
+__device__ __forceinline__ void choose_kind(const StripLayout& w, const Run& run) {
+  if constexpr (StripCodes<Format, T>::kMayHaveByteScales)
+    if (linear::has_byte_scales(w)) return run(Kind<Format, T, 4, Zeros::none, true>{});
+  const auto of_groups = [&]<Zeros kZeros>(std::integral_constant<Zeros, kZeros>) {
+    if (w.groups == 1) run(Kind<Format, T, 1, kZeros>{});
+    else if (w.groups == 2) run(Kind<Format, T, 2, kZeros>{});
+    else run(Kind<Format, T, 4, kZeros>{});
+  };
+  if constexpr (kHasOffsets) return of_groups(std::integral_constant<Zeros, Zeros::offsets>{});
+  if constexpr (is_integer(Format) && !kHasOffsets)
+    if (w.has_zeros) return of_groups(std::integral_constant<Zeros, Zeros::bytes>{});
+  of_groups(std::integral_constant<Zeros, Zeros::none>{});
+}
+
+template <class S, qf_format Format, class T, bool kHasOffsets>
 __global__ void __launch_bounds__(S::kThreads, 1) kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) char shared[];
-  const Smem<S> smem(p);
   const StripShare share = linear::share_of_block(p.tiles, p.cluster);
   const uint32_t base = ptx::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -458,31 +468,28 @@ __global__ void __launch_bounds__(S::kThreads, 1) kernel(const __grid_constant__
 
   if (warp < S::kWarps) {
     if (!is_alone) ptx::cluster_arrive_relaxed();
-    // A warp reads no x but its own, and may begin as soon as it is there. With much x or 16 tokens it is
-    // quicker, by 3%, that all warps begin together; why is not known.
-    const bool begins_alone = S::kTokens == 8 && share.tiles <= 2 * S::kUnitTiles;
-    if (begins_alone) ptx::named_barrier_sync(kReady, S::kThreads);
     ptx::wait_for_previous_kernel();
-    fetch_x<S>(p, share, base, smem.x_tile_bytes, warp, lane);
-    if (!begins_alone) ptx::named_barrier_sync(kReady, S::kThreads);
-    const int groups = p.problem.strips.layout.groups;
-    if (StripCodes<Format, T>::kMayHaveByteScales && linear::has_byte_scales(p.problem.strips.layout))
-      consume<S, Format, T, 4, StripCodes<Format, T>::kMayHaveByteScales>(p, smem, share, shared, warp, lane);
-    else if (groups == 1) consume<S, Format, T, 1>(p, smem, share, shared, warp, lane);
-    else if (groups == 2) consume<S, Format, T, 2>(p, smem, share, shared, warp, lane);
-    else consume<S, Format, T, 4>(p, smem, share, shared, warp, lane);
+    const XTilesOf<S> x = {base, base + p.smem.sums, p.m, share.tiles, p.smem.x_tile_bytes, warp, lane};
+    x.fetch(p.problem.x, share.first_tile, p.is_x_aligned);
+    // A warp reads no x but its own, and may begin as soon as that is there. With 16 tokens it is quicker, by
+    // 3%, that all warps begin together; why is not known.
+    if (S::kTokens > 8) x.wait();
+    ptx::named_barrier_sync(kReady, S::kThreads);
+    if (S::kTokens == 8) x.wait();
+    choose_kind<Format, T, kHasOffsets>(p.problem.strips.layout,
+                                        [&]<class K>(K) { consume<S, K>(p, share, shared, x); });
   } else if (warp == S::kProducerWarp) {
-    init_barriers(p, smem, base, lane);
+    init_barriers<S>(p, base, lane);
     if (!is_alone) ptx::cluster_arrive_relaxed();
     ptx::named_barrier_arrive(kReady, S::kThreads);  // the producer waits for nobody
-    if (lane == 0) produce<S>(p, smem, share, base);
+    if (lane == 0) produce<S>(p, share, base);
     __syncwarp();
     ptx::wait_for_previous_kernel();
   } else {
     if (!is_alone) ptx::cluster_arrive_relaxed();
     ptx::named_barrier_sync(kReady, S::kThreads);
     ptx::wait_for_previous_kernel();
-    const Epilogue<S> epilogue = {p, smem, share, shared, base, lane};
+    const Epilogue<S> epilogue = {p, share, shared, base, lane};
     const int epilogue_warp = warp - S::kProducerWarp - 1;
     if (is_alone) {
       epilogue.run_alone(epilogue_warp);
@@ -509,26 +516,27 @@ Plan plan_for(const Problem& p, int cluster) {
   const int64_t min_stages = S::kTokens == 8 && cluster == 1 ? 3 : 2;
   const StripLayout& w = p.strips.layout;
   const int64_t budget = gpu_max_smem_bytes(p.device.id);
-  const int64_t places = resident_clusters(kernel<Shape<8, true>, QF_INT4, bf16>, p.device.id, cluster,
+  const int64_t places = resident_clusters(kernel<Shape<8, true>, QF_INT4, bf16, false>, p.device.id, cluster,
                                            Shape<8, true>::kThreads);
   const int64_t clusters = std::min(places, w.strips);
   if (clusters == 0 || ceil_div(w.tiles, cluster) * p.m * kXRowBytes > budget) return {};
   Plan plan;
   plan.m = static_cast<int>(p.m), plan.cluster = cluster, plan.tile_bytes = w.tile_bytes;
+  plan.sum_groups = w.has_offsets ? w.groups : 0;
   plan.strips = static_cast<int>(w.strips), plan.tiles = static_cast<int>(w.tiles);
   plan.grid = static_cast<int>(clusters * cluster);
   const auto bytes = [&](int64_t stages) {
     plan.stages = static_cast<int>(stages);
-    return Smem<S>(plan).bytes;
+    return Smem::of<S>(plan).bytes;
   };
   const int64_t strips = ceil_div(w.strips, clusters);  // of a cluster
   plan.in_flight = S::kTokens == 8 && strips >= kManyStrips ? kInFlightOfMany : kInFlight;
   if (cluster > 1)
     plan.inbox_slots = static_cast<int>(std::min<int64_t>(ceil_div(strips, cluster), kMaxInboxSlots));
-  const int64_t units = strips * ceil_div(ceil_div(w.tiles, cluster), S::kUnitTiles);
+  const int64_t steps = strips * ceil_div(ceil_div(w.tiles, cluster), S::kWarps);
   const int64_t fixed = bytes(0), each = bytes(1) - fixed;
-  const int64_t stages = std::min((budget - fixed) / each, units);
-  if (stages < std::min(min_stages, units)) return {};
+  const int64_t stages = std::min((budget - fixed) / each, steps);
+  if (stages < std::min(min_stages, steps)) return {};
   plan.smem_bytes = bytes(stages);
   return plan;
 }
@@ -570,12 +578,16 @@ void launch_shape(const Problem& p, float* staged, const Launch& launch) {
   const Plan plan = make_plan<S>(p);
   Params params = {};
   static_cast<Sizes&>(params) = plan;
+  params.smem = Smem::of<S>(plan);
   params.problem = p, params.staged = staged;
   params.is_x_aligned = reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 && p.x.row_stride % 8 == 0;
   LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(S::kThreads),
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
   shape.cluster = static_cast<unsigned>(plan.cluster);
-  launch_kernel("linear_batch_sm90", kernel<S, Format, T>, shape, launch, params);
+  choose_bool(p.strips.layout.has_offsets, [&](auto has_offsets) {
+    constexpr bool kHasOffsets = has_offsets.value && is_integer(Format);
+    launch_kernel("linear_batch_sm90", kernel<S, Format, T, kHasOffsets>, shape, launch, params);
+  });
 }
 
 void launch(const Problem& problem, const Launch& launch) {

@@ -60,10 +60,12 @@ inline Requirements accepts_canonical(const Problem& p) {
           "m is too large");
 }
 
-// x[m, k] as the product takes it.
-__device__ inline float input_at(const Problem& p, int64_t m, int64_t k) {
-  if (!p.x_scale) return float_at(p.x, m, k);
+// x[m, k] as the product takes it. Not inlined where it is quantized: it is long.
+static __device__ __noinline__ float quantized_input(const Problem& p, int64_t m, int64_t k) {
   return decode_at(p.act_format, p.x.row_bytes_at(m), k) * p.x_scale.row<const float>(m)[k / p.act_group];
+}
+__device__ inline float input_at(const Problem& p, int64_t m, int64_t k) {
+  return p.x_scale ? quantized_input(p, m, k) : float_at(p.x, m, k);
 }
 
 __device__ inline float activate_device(qf_activation kind, float x) {

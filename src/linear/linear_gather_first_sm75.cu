@@ -24,7 +24,7 @@ struct Steps {
     rest.x = {x, p.m, p.k, row_stride, p.x.dtype};
     rest.strips.is_there = true, rest.strips.layout.has_k_map = false;
     // The canonical form has another order of columns than x has now.
-    rest.weight.codes = rest.weight.scale = rest.weight.zero = {};
+    rest.weight.codes = rest.weight.scale = rest.weight.zero = rest.weight.offset = {};
     rest.weight.g_idx = {};
     rest_kernel = select<linear::Op>(rest, p.device, kDefaultCall).kernel;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )                        x: f16 | bf16
+// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )             x: f16 | bf16
 //
 // Products on the tensor cores of one warp (mma), from the packed weight; for linear_mma_sm80 and _sm75,
 // which differ in how a stage comes into shared memory and in the product's size:
@@ -8,13 +8,15 @@
 //   gmem q --> smem --lds--> regs --decode--> 16-bit numbers, operand a --mma--> sums of a group
 //     --* s--> totals --> smem --> epilogue, 8 columns a thread --> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
-// is rounded that the formula does not round. Byte scales (MXFP4) are part of the numbers if these are bf16,
-// exactly, and then no sum is scaled. mma_plan.h has how the work is divided. Every warp has strips and tiles
-// of k that no other warp of the block has, so that each code is decoded once a block.
+// is rounded that the formula does not round. Offsets are added as o times the sum of the group's x. Byte
+// scales (MXFP4) are part of the numbers if these are bf16, exactly, and then no sum is scaled. mma_plan.h
+// has how the work is divided. Every warp has strips and tiles of k that no other warp of the block has, so
+// that each code is decoded once a block.
 //
 // A stage in shared memory: | x of k_warps tiles of k, [token][128] each | the strips' tiles, by warp |
 #pragma once
 
+#include "core/choose.h"
 #include "cuda/ptx/mma.h"
 #include "cuda/ptx/shared_memory.h"
 #include "linear/finish_unit.h"
@@ -60,7 +62,7 @@ template <class S, qf_format Format>
 class Feed {
  public:
   static constexpr int kXUnits = S::kXUnits;
-  static constexpr int kTileUnits = is_packed_4bit(Format) ? 3 : 5;  // of 32 lanes: up to 1344 or 2368 bytes
+  static constexpr int kTileUnits = is_packed_4bit(Format) ? 3 : 5;  // of 32 lanes: up to 1536 or 2560 bytes
   static constexpr int kWeightUnits = S::kStripsEach * kTileUnits;
 
   __device__ Feed(const Problem& p, const Plan& plan, const Share& share)
@@ -160,19 +162,21 @@ class Feed {
 
 // ---- The product of a warp ----
 
-template <class S, qf_format Format, class T, class Product>
+template <class S, qf_format Format, class T, class Product, bool kHasOffsets>
 struct Multiplier {
   using Codes = StripCodes<Format, T>;
   const StripLayout& w;
   int lane;
+  const Matrix& x_sums;  // where there are offsets
+  int64_t first_token;
   float totals[S::kStripsEach][S::kColumns][4] = {};
 
-  // totals += a tile of each strip times x. x: shared address of the warp's tile of k. midway() is called
-  // with half of the products under way.
+  // totals += a tile of each strip times x. k_tile: the warp's tile of k; x: its shared address. midway() is
+  // called with half of the products under way.
   //
   // Groups of 64 are taken as two of 32 with the same scale.
   template <bool kHasSmallGroups, bool kHasByteScales, class Midway>
-  __device__ __forceinline__ void add(const char* tiles, uint32_t x, const Midway& midway) {
+  __device__ __forceinline__ void add(const char* tiles, int k_tile, uint32_t x, const Midway& midway) {
     constexpr bool kIsFolded = kHasByteScales && Codes::kFoldsByteScales;
     constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
     constexpr int kGroupSteps = kHasSmallGroups ? 2 : kSteps;
@@ -229,7 +233,11 @@ struct Multiplier {
       }
       if (step == kSteps / 2) midway();
       if constexpr (!kIsFolded) {
-        if (step % kGroupSteps == kGroupSteps - 1) scale_sums<kHasByteScales>(tiles, bytes, group, sums);
+        if (step % kGroupSteps == kGroupSteps - 1) {
+          scale_sums<kHasByteScales>(tiles, bytes, group, sums);
+          if (kHasOffsets && (w.groups == kSteps / kGroupSteps || step % 4 == 3))
+            add_offsets(tiles, group, k_tile * w.groups + group);
+        }
       }
     }
   }
@@ -253,6 +261,18 @@ struct Multiplier {
 #pragma unroll
         for (int i = 0; i < 4; ++i) totals[s][c][i] = fmaf(sums[s][c][i], scale[i / 2], totals[s][c][i]);
       }
+    }
+  }
+
+  // totals += the offsets of a group times the sums of its x.
+  __device__ __forceinline__ void add_offsets(const char* tiles, int group, int sum_row) {
+    linear::XSums<S::kTokens> sums;
+    sums.load(x_sums.row<const float>(sum_row) + first_token, lane);
+#pragma unroll
+    for (int s = 0; s < S::kStripsEach; ++s) {
+      const char* of_tile = tiles + s * w.tile_bytes + w.zero_offset();
+      const float* offsets = reinterpret_cast<const float*>(of_tile) + group * 16 + lane / 4;
+      sums.add_to(totals[s][0], {offsets[0], offsets[8]});
     }
   }
 
@@ -341,7 +361,7 @@ __global__ void __launch_bounds__(kReduceThreads)
 
 // ---- The kernel ----
 
-template <class Pipeline, class S, qf_format Format, class T>
+template <class Pipeline, class S, qf_format Format, class T, bool kHasOffsets>
 __global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
     kernel(const __grid_constant__ Problem p, const __grid_constant__ Plan plan, float* parts,
            float* staged) {
@@ -350,8 +370,8 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
   const Share share = share_of(plan, w);
   const Feed<S, Format> feed(p, plan, share);
   const int warp = static_cast<int>(threadIdx.x / 32);
-  Multiplier<S, Format, T, typename Pipeline::template Product<T>> multiplier = {
-      w, static_cast<int>(threadIdx.x % 32)};
+  Multiplier<S, Format, T, typename Pipeline::template Product<T>, kHasOffsets> multiplier = {
+      w, static_cast<int>(threadIdx.x % 32), p.x_sums, int64_t{share.tile.token_block} * S::kTokens};
   const int x_at = feed.part() * S::kXBytes;
   const int tiles_at = plan.k_warps * S::kXBytes + warp * S::kStripsEach * w.tile_bytes;
   const bool has_small_groups = w.groups > 1;
@@ -359,10 +379,12 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
   const bool has_byte_scales = kMayHaveByteScales && linear::has_byte_scales(w);
   Pipeline::run(feed, plan, shared, [&](int stage, const char* at, const auto& midway) {
     const uint32_t x = ptx::shared_address(at) + x_at;
+    const int k_tile = share.first_k + stage * plan.k_warps + feed.part();
     if (!feed.has_tile(stage)) midway();
-    else if (has_byte_scales) multiplier.template add<true, kMayHaveByteScales>(at + tiles_at, x, midway);
-    else if (has_small_groups) multiplier.template add<true, false>(at + tiles_at, x, midway);
-    else multiplier.template add<false, false>(at + tiles_at, x, midway);
+    else if (has_byte_scales)
+      multiplier.template add<true, kMayHaveByteScales>(at + tiles_at, k_tile, x, midway);
+    else if (has_small_groups) multiplier.template add<true, false>(at + tiles_at, k_tile, x, midway);
+    else multiplier.template add<false, false>(at + tiles_at, k_tile, x, midway);
   });
 
   auto* totals = reinterpret_cast<float*>(shared);  // the ring's memory, which all are done with
@@ -381,7 +403,10 @@ void launch_shape(const char* name, const Problem& p, float* staged, const Launc
       reinterpret_cast<float*>(static_cast<char*>(launch.workspace) + linear::plan_canonical(p).total_bytes);
   const LaunchShape shape = {dim3(static_cast<unsigned>(plan.blocks())), dim3(kThreads),
                              static_cast<size_t>(plan.smem_bytes)};
-  launch_kernel(name, kernel<Pipeline, S, Format, T>, shape, launch, p, plan, parts, staged);
+  choose_bool(p.strips.layout.has_offsets, [&](auto has_offsets) {
+    constexpr bool kHasOffsets = has_offsets.value && is_integer(Format);
+    launch_kernel(name, kernel<Pipeline, S, Format, T, kHasOffsets>, shape, launch, p, plan, parts, staged);
+  });
   if (plan.splits == 1) return;
   const int units = plan.tokens * plan.rows / (p.weight.is_gated ? 2 * kUnit : kUnit);
   const LaunchShape second = {

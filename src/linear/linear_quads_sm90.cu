@@ -428,6 +428,7 @@ Verdict accepts(const Problem& p) {
   const qf_format format = p.weight.format;
   return Requirements()
       .require(p.strips.is_there, "the weight is not packed (qf_weight_pack)")
+      .require(!p.strips.layout.has_offsets, "the weight has offsets or floating zero points")
       .require(format == QF_INT4 || format == QF_INT8 || format == QF_FP8_E4M3 ||
                    (linear::has_byte_scales(p.strips.layout) && p.x.dtype == DType::bf16),
                "the weight is not int4, int8, e4m3 or, with x in bf16, mxfp4")

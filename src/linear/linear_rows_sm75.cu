@@ -25,15 +25,34 @@ struct Shared {
   float4 x[kTokens][2][kRuns];
 };
 
-template <int kTokens>
-__device__ void load_x(const Problem& p, int64_t first, Shared<kTokens>& shared) {
-#pragma unroll
+// Sets x to number(token, column) where there is one. Eight loads are under way at once.
+template <int kTokens, class Number>
+__device__ __forceinline__ void fill_x(const Problem& p, int64_t first, Shared<kTokens>& shared,
+                                       const Number& number) {
+#pragma unroll(kTokens < 2 ? 4 : 8)
   for (int j = 0; j < kTokens * kColumns / kThreads; ++j) {
     const int i = j * kThreads + threadIdx.x;
     const int token = i / kColumns, column = i % kColumns;
     const bool exists = token < p.m && first + column < p.k;
     auto* run = reinterpret_cast<float*>(&shared.x[token][column / 4 % 2][column / kCodeRun]);
-    run[column % 4] = exists ? linear::input_at(p, token, first + column) : 0.0f;
+    run[column % 4] = exists ? number(token, first + column) : 0.0f;
+  }
+}
+
+template <int kTokens>
+__device__ void load_x(const Problem& p, int64_t first, Shared<kTokens>& shared) {
+  const auto of_type = [&]<class T>(T) {
+    fill_x<kTokens>(p, first, shared, [&](int token, int64_t k) { return to_float(p.x.row<T>(token)[k]); });
+  };
+  if (p.x_scale) {
+    fill_x<kTokens>(p, first, shared,
+                    [&](int token, int64_t k) { return linear::quantized_input(p, token, k); });
+  } else if (p.x.dtype == DType::f32) {
+    of_type(0.0f);
+  } else if (p.x.dtype == DType::f16) {
+    of_type(f16{});
+  } else {
+    of_type(bf16{});
   }
 }
 

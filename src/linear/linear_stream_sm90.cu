@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )       m <= 2, x: f16 | bf16, q: int4 | int8
-//                                                                        or     x: bf16,       q, s: mxfp4
+// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )          m <= 2
+//                                              x: f16 | bf16, q: int4 | int8; or x: bf16, q, s: mxfp4
 //
 // For one or two tokens, where the weight is the traffic. A block streams strips of 16 rows of it once:
 //   gmem w --bulk copies--> smem ring --> regs --shift, mask--> bytes --mma--> s32 --> f32 --> smem --> y
@@ -9,8 +9,9 @@
 // Turning int4 codes into 16-bit floats costs 12 instructions for 8 of them, and the integer pipe becomes the
 // limit before the memory does. As bytes (16 times the code: the high nibble of a byte) they cost 3, so x is
 // made bytes too, three limbs of a fixed point by tile of 128 columns (x_limbs.h). Their products with the
-// codes are summed over a group as exact integers; a zero point is subtracted as zero * (sum of x). Limb l of
-// token t is column 2 l + t of a product, and the limbs are added at the end of a strip.
+// codes are summed over a group as exact integers; a zero point is subtracted as zero * (sum of x), an offset
+// added likewise. Limb l of token t is column 2 l + t of a product, and the limbs are added at the end of a
+// strip.
 //
 // MXFP4 codes are not cheaper as bytes, but their bits at the places of bf16's are the numbers times 2^-126:
 // x is made as much larger, by tile of 128 columns and exactly, and the sums of a group are scaled.
@@ -68,22 +69,23 @@ constexpr int kPartRow = StripLayout::kRows + 4;  // floats from token to token 
 constexpr int kPartBuffers = 2;
 constexpr int kReady = 1;  // named barrier: the barriers in memory are initialised, x is there
 
-// A tile of the packed weight.
-template <int kBits_, int kGroups_, bool kHasZeros_>
+// A tile of the packed weight, with zeros or offsets of so many bytes.
+template <int kBits_, int kGroups_, int kZeroBytes_>
 struct Format {
-  static constexpr int kBits = kBits_, kGroups = kGroups_;
-  static constexpr bool kHasZeros = kHasZeros_;
+  static constexpr int kBits = kBits_, kGroups = kGroups_, kZeroBytes = kZeroBytes_;
+  static constexpr bool kHasZeros = kZeroBytes == 1, kHasOffsets = kZeroBytes == 4;
+  static constexpr bool kHasSums = kZeroBytes > 0;  // of x
   static constexpr int kTilesPerWarp = tiles_per_warp(kBits), kUnitTiles = unit_tiles(kBits);
   static constexpr int kCodeShift = 8 - kBits;  // codes are multiplied as bytes, from their high bits down
   static constexpr int kCodeBytes = StripLayout::kRows * StripLayout::kCols * kBits / 8;
   static constexpr int kVectors = kCodeBytes / 512;  // of 16 bytes a lane
   static constexpr int kZeroOffset = kCodeBytes + kGroups * StripLayout::kRows * 4;
-  static constexpr int kTileBytes = kZeroOffset + (kHasZeros ? kGroups * StripLayout::kRows : 0);
+  static constexpr int kTileBytes = kZeroOffset + kGroups * StripLayout::kRows * kZeroBytes;
   static constexpr int kBlocks = 4 / kGroups;  // of 32 columns, in a group
   static constexpr int kScaleBytes = 4;        // of a row, or of rows g and g + 8
   static_assert(kTileBytes % 16 == 0, "bulk copies");
 };
-struct Mxfp4 : Format<4, 4, false> {
+struct Mxfp4 : Format<4, 4, 0> {
   static constexpr int kScaleBytes = 8;
   static constexpr int kTileBytes = kCodeBytes + kGroups * StripLayout::kRows;
 };
@@ -91,6 +93,7 @@ struct Mxfp4 : Format<4, 4, false> {
 struct Sizes {
   int m = 0, strips = 0, tiles = 0;  // of x; of the weight; of a strip
   int cluster = 0;                   // blocks that split k
+  int x_tiles = 0;                   // of a block, at most
   int stages = 0;                    // of the ring
   int inbox_slots = 0;               // strips whose sum a block makes for its cluster, at most; 0 without one
   bool has_squares = false;          // of an x that is yet to be normalized, and all in this block
@@ -104,13 +107,13 @@ struct Params : Sizes {
 
 // Where things are in shared memory, which begins with the ring.
 struct Smem {
-  QF_HD Smem(const Sizes& p, int tokens, int bytes_of_unit, int groups, bool has_zeros) {
+  QF_HD Smem(const Sizes& p, int tokens, int bytes_of_unit, int groups, bool has_sums) {
     m = tokens;
     unit_bytes = bytes_of_unit;
-    x_tile_bytes = XLimbs::bytes_of_tile(m, groups, has_zeros);
+    x_tile_bytes = XLimbs::bytes_of_tile(m, groups, has_sums);
     part_floats = m * kPartRow;
     x = p.stages * unit_bytes;
-    parts = x + (p.tiles + p.cluster - 1) / p.cluster * x_tile_bytes;
+    parts = x + p.x_tiles * x_tile_bytes;
     inbox = parts + kPartBuffers * kConsumerWarps * part_floats * 4;
     squares = inbox + p.inbox_slots * p.cluster * part_floats * 4;
     full = (squares + (p.has_squares ? m * kConsumerThreads * 4 : 0) + 15) / 16 * 16;
@@ -194,7 +197,7 @@ __device__ Places first_places(const XLimbs& limbs, uint32_t base, int warp, int
   // find the zeros of tokens that do not exist.
   return {ring + lane * 16,
           ring + F::kCodeBytes + column * F::kScaleBytes,
-          ring + F::kZeroOffset + column,
+          ring + F::kZeroOffset + column * F::kZeroBytes,
           x + swap,
           x - swap,
           limbs.factors(warp),
@@ -204,7 +207,7 @@ __device__ Places first_places(const XLimbs& limbs, uint32_t base, int warp, int
 // A sum, and the squares of the two numbers of a word.
 template <class Sum>
 __device__ __forceinline__ Sum add_squares(uint32_t word, Sum sum) {
-  const float2 two = linear::as_floats(word, bf16{});
+  const float2 two = as_floats(word, bf16{});
   const auto a = static_cast<Sum>(two.x), b = static_cast<Sum>(two.y);
   return fma(a, a, fma(b, b, sum));
 }
@@ -254,7 +257,7 @@ struct Gain {
     __syncwarp();
   }
   __device__ static uint32_t product(uint32_t a, uint32_t b) {
-    const float2 x = linear::as_floats(a, bf16{}), y = linear::as_floats(b, bf16{});
+    const float2 x = as_floats(a, bf16{}), y = as_floats(b, bf16{});
     return ptx::pack_two(x.x * y.x, x.y * y.y, /*is_bf16=*/true);
   }
 };
@@ -327,7 +330,7 @@ __device__ void order_x(const XLimbs& limbs, int warp, int lane) {
       const uint32_t to = at + ((step / 2 * 64) ^ swap) + q * 16 + step % 2 * 8 + second * 4;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // by two factors, because one might be too large
-        const float2 x = linear::as_floats(words[i], bf16{});
+        const float2 x = as_floats(words[i], bf16{});
         const float half = power(up / 2), rest = power(up - up / 2);
         ptx::store_shared4(to + i * 128, ptx::pack_two(x.x * half * rest, x.y * half * rest, true));
       }
@@ -342,6 +345,7 @@ struct Weights {
   uint4 codes[F::kVectors];
   float scales[F::kGroups][2];  // of rows g and g + 8
   int zeros[F::kGroups][2];
+  float offsets[F::kGroups][2];
 
   __device__ __forceinline__ void load(const Places& at, int offset) {
 #pragma unroll
@@ -350,6 +354,8 @@ struct Weights {
     for (int i = 0; i < 2 * F::kGroups; ++i) {
       scales[i / 2][i % 2] = ptx::load_shared_float(at.scales + offset + i * 32);
       if constexpr (F::kHasZeros) zeros[i / 2][i % 2] = ptx::load_shared_s8(at.zeros + offset + i * 8);
+      if constexpr (F::kHasOffsets)
+        offsets[i / 2][i % 2] = ptx::load_shared_float(at.zeros + offset + i * 32);
     }
   }
 
@@ -428,7 +434,7 @@ __device__ __forceinline__ void multiply(float (&acc)[4], const Weights<F>& w, c
       ptx::mma_m16n8k32_s8(sum, a, b % 2 ? x.z : x.x, b % 2 ? x.w : x.y);
     }
     float2 x_sum = {};
-    if constexpr (F::kHasZeros)
+    if constexpr (F::kHasSums)
       x_sum = ptx::load_shared_float2(at.sums + index * step + j * XLimbs::kRowBytes);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -437,6 +443,8 @@ __device__ __forceinline__ void multiply(float (&acc)[4], const Weights<F>& w, c
       if constexpr (F::kHasZeros)
         total = fmaf(-static_cast<float>(w.zeros[j][i / 2]), i % 2 ? x_sum.y : x_sum.x, total);
       of_tile[i] = j == 0 ? w.scales[j][i / 2] * total : fmaf(w.scales[j][i / 2], total, of_tile[i]);
+      if constexpr (F::kHasOffsets)
+        of_tile[i] = fmaf(w.offsets[j][i / 2], i % 2 ? x_sum.y : x_sum.x, of_tile[i]);
     }
   }
   const float2 factor = ptx::load_shared_float2(at.factors + index * step);
@@ -599,7 +607,7 @@ __device__ void store_strips(const Params& p, const Smem& smem, const StripShare
 template <class F, int kTokens>
 __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) char shared[];
-  const Smem smem(p, kTokens, F::kUnitTiles * F::kTileBytes, F::kGroups, F::kHasZeros);
+  const Smem smem(p, kTokens, F::kUnitTiles * F::kTileBytes, F::kGroups, F::kHasSums);
   const StripShare share = linear::share_of_block(p.tiles, p.cluster);
   const uint32_t base = ptx::shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -608,7 +616,7 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(const __grid_constant__ Pa
   if (warp < kConsumerWarps) {
     if (p.cluster > 1) ptx::cluster_arrive();
     const XLimbs limbs = {base + smem.x, smem.m, share.tiles, smem.x_tile_bytes};
-    if constexpr (F::kHasZeros) clear_sums<F>(limbs, warp, lane);
+    if constexpr (F::kHasSums) clear_sums<F>(limbs, warp, lane);
     ptx::wait_for_previous_kernel();
     const Matrix& x = p.problem.x;
     const int first_column = share.first_tile * StripLayout::kCols;
@@ -664,7 +672,7 @@ Plan plan_for(const Problem& p, int cluster, int64_t budget) {
   constexpr int64_t kMinStages = 3;
   const StripLayout& w = p.strips.layout;
   const int64_t clusters = std::min<int64_t>(
-      resident_clusters(kernel<Format<4, 1, false>, 1>, p.device.id, cluster, kThreads), w.strips);
+      resident_clusters(kernel<Format<4, 1, 0>, 1>, p.device.id, cluster, kThreads), w.strips);
   if (clusters == 0) return {};
   const int tiles_of_unit = unit_tiles(code_bits(w.format));
   const int64_t strips = ceil_div(w.strips, clusters);  // of a cluster
@@ -675,10 +683,11 @@ Plan plan_for(const Problem& p, int cluster, int64_t budget) {
   plan.m = static_cast<int>(p.m), plan.cluster = cluster, plan.inbox_slots = static_cast<int>(slots);
   plan.has_squares = p.x_gain && cluster == 1;
   plan.strips = static_cast<int>(w.strips), plan.tiles = static_cast<int>(w.tiles);
+  plan.x_tiles = static_cast<int>(ceil_div(w.tiles, cluster));
   plan.grid = static_cast<int>(clusters * cluster);
   const auto bytes = [&](int64_t stages) {
     plan.stages = static_cast<int>(stages);
-    return Smem(plan, plan.m, tiles_of_unit * w.tile_bytes, w.groups, w.has_zeros).bytes;
+    return Smem(plan, plan.m, tiles_of_unit * w.tile_bytes, w.groups, w.has_zeros || w.has_offsets).bytes;
   };
   const int64_t fixed = bytes(0), each = bytes(1) - fixed;
   const int64_t stages = std::min((budget - fixed) / each, units);
@@ -748,9 +757,13 @@ void launch(const Problem& problem, const Launch& launch) {
     if (w.format == QF_FP4_E2M1) return launch_format<Mxfp4>(p, staged, launch);
     choose_value<4, 8>(w.format == QF_INT4 ? 4 : 8, [&](auto bits) {
       choose_value<1, 2, 4>(w.groups, [&](auto groups) {
-        choose_bool(w.has_zeros, [&](auto has_zeros) {
-          launch_format<Format<bits.value, groups.value, has_zeros.value>>(p, staged, launch);
-        });
+        choose_value<0, 1, 4>(w.has_offsets ? 4
+                              : w.has_zeros ? 1
+                                            : 0,
+                              [&](auto zero_bytes) {
+                                launch_format<Format<bits.value, groups.value, zero_bytes.value>>(p, staged,
+                                                                                                  launch);
+                              });
       });
     });
   });

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )               x: f16 | bf16; many tokens
+// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )    x: f16 | bf16; many tokens
 //
 // The weight is the operand in registers, the tokens are the columns of wgmma:
 //   gmem x --box copies--> smem, swizzled --------------------------------.
 //   gmem q --box copies--> smem --lds--> regs --decode--> 16-bit numbers --wgmma--> sums of a group
 //     --* s--> totals --> bias, activation, * up --stmatrix--> smem --box copies--> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
-// is rounded that the formula does not round. The byte scales of MXFP4 are part of the numbers, exactly, if
-// these are bf16: the tensor cores add to the totals themselves.
+// is rounded that the formula does not round. Offsets are added as o times the sum of the group's x. The byte
+// scales of MXFP4 are part of the numbers, exactly, if these are bf16: the tensor cores add to the totals
+// themselves.
 //
 // A block has a warp that copies and two warpgroups of consumers, each 64 rows of the weight (a strip a warp)
 // by all tokens of the tile. While wgmma reads and writes its sums a scheduler has room for about one
@@ -38,6 +39,7 @@
 #include "linear/linear_turns_finish.h"
 #include "linear/strip_boxes.h"
 #include "linear/strip_codes.h"
+#include "linear/x_sums.h"
 
 namespace quantfuse::linear_turns_sm90 {
 namespace {
@@ -184,7 +186,7 @@ struct Producer {
 
 // ---- The consumers ----
 
-template <class S, qf_format Format, class T>
+template <class S, qf_format Format, class T, bool kHasOffsets>
 struct Consumer {
   using Codes = StripCodes<Format, T>;
   static constexpr int kParts = S::kParts;
@@ -194,6 +196,7 @@ struct Consumer {
   int group, warp, lane;  // the warpgroup, its warp, and the warp's lane
   Cursor x, weight;
   float totals[S::kParts][kPartSums];
+  const Matrix& x_sums;
 
   __device__ uint32_t take_x() {
     ptx::barrier_wait(smem.x_full + 8 * x.at, x.parity);
@@ -250,10 +253,10 @@ struct Consumer {
   // compiler allows for no less at the end of a loop. The next one's first products begin when half of it is
   // decoded.
   template <int kGroups, bool kHasZeros, bool kHasByteScales = false>
-  __device__ __forceinline__ void multiply(int count) {
+  __device__ __forceinline__ void multiply(int count, [[maybe_unused]] const float* first_sums) {
     constexpr int kGroupSteps = kSteps / kGroups, kUnits = S::kParts * kGroups, kHalf = kSteps / 2;
     uint32_t a[2][kHalf][4];
-    float sums[2][kPartSums], scale[2][2] = {};
+    float sums[2][kPartSums], scale[2][2] = {}, offset[2][2] = {};
 #pragma unroll
     for (auto& part : totals)
 #pragma unroll
@@ -282,6 +285,23 @@ struct Consumer {
       const uint32_t from = tile + w.scale_offset() + (unit % kGroups * 16 + lane / 4) * 4;
       scale[unit % 2][0] = ptx::load_shared_float(from);
       scale[unit % 2][1] = ptx::load_shared_float(from + 32);
+      if constexpr (kHasOffsets) {
+        const uint32_t offsets = from + kGroups * 64;
+        offset[unit % 2][0] = ptx::load_shared_float(offsets);
+        offset[unit % 2][1] = ptx::load_shared_float(offsets + 32);
+      }
+    };
+    // Of tile k of these.
+    [[maybe_unused]] linear::XSums<kPartTokens> of_x;
+    const auto load_sums = [&]([[maybe_unused]] int unit, [[maybe_unused]] int k) {
+      if constexpr (kHasOffsets)
+        of_x.load(
+            first_sums + (k * kGroups + unit % kGroups) * x_sums.row_stride + unit / kGroups * kPartTokens,
+            lane);
+    };
+    const auto copy_scale = [&](int unit) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) scale[unit % 2][i] = scale[0][i], offset[unit % 2][i] = offset[0][i];
     };
     const auto promote = [&](int unit) {
 #pragma unroll
@@ -289,7 +309,9 @@ struct Consumer {
         float& total = totals[unit / kGroups][i];
         total = fmaf(sums[unit % 2][i], scale[unit % 2][i / 2 % 2], total);
       }
+      if constexpr (kHasOffsets) of_x.add_to(totals[unit / kGroups], offset[unit % 2]);
     };
+    load_sums(kUnits - 1, 0);  // for an offset of 0
 
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {
@@ -303,17 +325,19 @@ struct Consumer {
       if constexpr (kGroups == 1) make_sums(0, x_rows, kHalf, kSteps);
       ptx::wgmma_commit();
       promote(kUnits - 1);  // of the tile before
+      load_sums(0, k);
 #pragma unroll
       for (int unit = 1; unit < kUnits; ++unit) {
         const uint32_t before = slot;
         const bool is_first_of_slot = unit % (2 * kGroups) == 0;
         if (is_first_of_slot) slot = take_x(), x_rows = ptx::swizzled_rows(smem.x + slot * kSlotBytes, 0);
         if (kGroups > 1) load_scale(unit, tile);
-        else scale[unit % 2][0] = scale[0][0], scale[unit % 2][1] = scale[0][1];
+        else copy_scale(unit);
         make_sums(unit, x_rows, 0, kGroupSteps);
         ptx::wgmma_commit();
         ptx::wgmma_wait<1>();
         promote(unit - 1);
+        load_sums(unit, k);
         if (is_first_of_slot) give_back_x(before);
       }
       if (lane == 0) ptx::barrier_arrive(smem.weight_empty + 8 * weight_slot);
@@ -384,34 +408,39 @@ struct Consumer {
 #pragma unroll
       for (float& total : part) total *= linear::kByteScaleUnit;
   }
-  __device__ __forceinline__ void multiply(int count) {
+  // Of tiles [first_k, end_k) of the strips, and the tokens from first_token on.
+  __device__ __forceinline__ void multiply(int first_k, int end_k, int64_t first_token) {
+    const int count = end_k - first_k;
+    if constexpr (kHasOffsets)
+      return multiply_groups<false>(count,
+                                    x_sums.row<const float>(int64_t{first_k} * w.groups) + first_token);
     if constexpr (Codes::kFoldsByteScales) {
       if (linear::has_byte_scales(w)) return multiply_folded(count);
     } else if constexpr (Codes::kMayHaveByteScales && S::kMaxGroups >= 4) {
-      if (linear::has_byte_scales(w)) return multiply<4, false, true>(count);
+      if (linear::has_byte_scales(w)) return multiply<4, false, true>(count, nullptr);
     }
-    if (w.has_zeros && Codes::kHasZeroPoints) multiply_groups<Codes::kHasZeroPoints>(count);
-    else multiply_groups<false>(count);
+    if (w.has_zeros && Codes::kHasZeroPoints) multiply_groups<Codes::kHasZeroPoints>(count, nullptr);
+    else multiply_groups<false>(count, nullptr);
   }
   template <bool kHasZeros>
-  __device__ __forceinline__ void multiply_groups(int count) {
+  __device__ __forceinline__ void multiply_groups(int count, const float* first_sums) {
     if constexpr (S::kMaxGroups > 1) {
-      if (w.groups == 2) return multiply<2, kHasZeros>(count);
-      if (w.groups == 4) return multiply<4, kHasZeros>(count);
+      if (w.groups == 2) return multiply<2, kHasZeros>(count, first_sums);
+      if (w.groups == 4) return multiply<4, kHasZeros>(count, first_sums);
     }
-    multiply<1, kHasZeros>(count);
+    multiply<1, kHasZeros>(count, first_sums);
   }
 };
 
 // ---- The kernel ----
 
-template <class S, qf_format Format, class T>
+template <class S, qf_format Format, class T, bool kHasOffsets>
 __global__ void __launch_bounds__(kThreads, 1)
     kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map,
            const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map,
            const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ Plan plan, float* staged,
            char* totals) {
-  using C = Consumer<S, Format, T>;
+  using C = Consumer<S, Format, T, kHasOffsets>;
   extern __shared__ __align__(1024) char shared[];
   const Smem smem(plan, shared);
   const Exchange<S> exchange = {plan, smem};
@@ -460,10 +489,11 @@ __global__ void __launch_bounds__(kThreads, 1)
                   thread % 32,
                   {},
                   {},
-                  {}};
+                  {},
+                  p.x_sums};
     ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
     for (Segment tile; share.next(tile);) {
-      consumer.multiply(tile.end_k - tile.first_k);
+      consumer.multiply(tile.first_k, tile.end_k, int64_t{tile.token_block} * S::kTokens);
       ptx::hide(consumer.lane);  // or addresses of the epilogue would be kept in registers meanwhile
       if constexpr (S::kMaxSplits > 1) {
         if (is_split) exchange.run(consumer);
@@ -498,7 +528,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 constexpr int64_t kMinTokens = 65;
 
 Verdict accepts(const Problem& p) {
-  return Requirements()
+  return linear::require_sums(p)
       .require(p.strips.is_there, "the weight is not packed (qf_weight_pack)")
       .require(!p.has_act_quant(), "the activations are quantized")
       .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "the activations are not FP16 or BF16")
@@ -529,7 +559,7 @@ Division divide(const Problem& p) {
   };
   for (const int tokens : {128, 256}) {
     const bool is_folded = linear::has_byte_scales(w) && p.x.dtype == DType::bf16;
-    if (tokens == 256 && w.groups > Shape<256>::kMaxGroups && !is_folded) continue;
+    if (tokens == 256 && (w.has_offsets || (w.groups > Shape<256>::kMaxGroups && !is_folded))) continue;
     const int max_splits = tokens == 256 ? Shape<256>::kMaxSplits : Shape<128>::kMaxSplits;
     const int64_t tiles = tiles_of(p, tokens);
     const double stage = tokens == 256 ? 2380 : 1215, end = 400 + 14 * tokens;
@@ -601,8 +631,11 @@ void launch_shape(const Problem& p, float* staged, const Division& division, con
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
   shape.cluster = static_cast<unsigned>(plan.splits);
   char* totals = static_cast<char*>(launch.workspace) + linear::plan_canonical(p).total_bytes;
-  launch_kernel("linear_turns_sm90", kernel<S, Format, T>, shape, launch, p, x_map, w_map, y_map,
-                residual_map, plan, staged, totals);
+  choose_bool(p.strips.layout.has_offsets, [&](auto has_offsets) {
+    constexpr bool kHasOffsets = has_offsets.value && is_integer(Format) && S::kTokens == 128;
+    launch_kernel("linear_turns_sm90", kernel<S, Format, T, kHasOffsets>, shape, launch, p, x_map, w_map,
+                  y_map, residual_map, plan, staged, totals);
+  });
 }
 
 void launch(const Problem& problem, const Launch& launch) {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y[m,n] = epilogue( sum_k x[m,k] * (q[n,k] - z[n,g]) * s[n,g] )                        x: f16 | bf16
+// y[m,n] = epilogue( sum_k x[m,k] * ((q[n,k] - z[n,g]) * s[n,g] + o[n,g]) )             x: f16 | bf16
 //
 // The weight is the operand in registers, the tokens are the columns of wgmma:
 //   gmem x --box copies--> smem, swizzled --------------------------------.
 //   gmem q --box copies--> smem --lds--> regs --decode--> 16-bit numbers --wgmma--> sums of a group
 //     --* s--> totals --> smem --> epilogue, 8 columns a thread --> y
 // Codes less their zero points are exact in 16 bits and a group's sum is scaled in float32, so that nothing
-// is rounded that the formula does not round. The byte scales of MXFP4 are part of the numbers, exactly, if
-// these are bf16: the tensor cores add to the totals themselves.
+// is rounded that the formula does not round. Offsets are added as o times the sum of the group's x. The byte
+// scales of MXFP4 are part of the numbers, exactly, if these are bf16: the tensor cores add to the totals
+// themselves.
 //
 // A block has a producer warp and two warpgroups of consumers, each 64 rows of the weight (a strip a warp; or
 // 128, and two) by kTokens tokens; while one scales its sums, decodes or waits, the other keeps the tensor
@@ -36,6 +37,7 @@
 #include "linear/strip_boxes.h"
 #include "linear/strip_codes.h"
 #include "linear/tile_sums.h"
+#include "linear/x_sums.h"
 
 namespace quantfuse::linear_wgmma_sm90 {
 using linear::Problem;
@@ -169,12 +171,13 @@ struct Ring {
   __device__ void give_back(int stage) const { ptx::barrier_arrive(empty + 8 * stage); }
 };
 
-template <class S, qf_format Format, class T>
+template <class S, qf_format Format, class T, bool kHasOffsets>
 struct Consumer {
   using Codes = StripCodes<Format, T>;
   static constexpr int kSums = S::kTokens / 2;  // of a strip
   const StripLayout& w;
   int warp, lane;  // of the consumers
+  const Matrix& x_sums;
   float totals[S::kStripsPerWarp][kSums];
 
   // A warp's tile in a stage: x comes first, then the strips.
@@ -183,13 +186,13 @@ struct Consumer {
            (strip * kConsumerWarps + warp) * w.tile_bytes;
   }
 
-  // totals = the sum over the next `count` stages.
+  // totals = the sum over the next `count` stages, of which the first is tile first_k of the strips.
   //
   // The steps go to the tensor cores in batches, and while one is there the next is decoded, from the next
   // stage if need be: two sets of registers take turns as operands. At the end of a group its sums are
   // scaled.
   template <int kScaleGroups, bool kHasByteScales = false>
-  __device__ __forceinline__ void multiply(Ring& ring, int count) {
+  __device__ __forceinline__ void multiply(Ring& ring, int first_k, int count) {
     constexpr bool kIsFolded = kHasByteScales && Codes::kFoldsByteScales;
     constexpr int kGroups = kIsFolded ? 1 : kScaleGroups;  // of sums
     constexpr int kGroupSteps = kSteps / kGroups;
@@ -276,10 +279,19 @@ struct Consumer {
             const auto* scales = reinterpret_cast<const float*>(at_scales) + lane / 4;
             scale[0] = scales[kGroup * 16], scale[1] = scales[kGroup * 16 + 8];
           }
+          [[maybe_unused]] float offset[2] = {};
+          [[maybe_unused]] linear::XSums<S::kTokens> of_x;
+          if constexpr (kHasOffsets) {
+            const auto* offsets =
+                reinterpret_cast<const float*>(tile_in(at, kStrip) + w.zero_offset()) + lane / 4;
+            offset[0] = offsets[kGroup * 16], offset[1] = offsets[kGroup * 16 + 8];
+            of_x.load(x_sums.row<const float>((first_k + count - left) * kGroups + kGroup), lane);
+          }
           ptx::wgmma_wait<0>();
 #pragma unroll
           for (int i = 0; i < kSums; ++i)
             totals[kStrip][i] = fmaf(sums[i], scale[i / 2 % 2], totals[kStrip][i]);
+          if constexpr (kHasOffsets) of_x.add_to(totals[kStrip], offset);
         }
       };
       [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
@@ -314,7 +326,7 @@ struct Consumer {
 
 __device__ __forceinline__ void sync_consumers() { ptx::named_barrier_sync<1, kConsumerThreads>(); }
 
-template <class S, qf_format Format, class T>
+template <class S, qf_format Format, class T, bool kHasOffsets>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     kernel(const __grid_constant__ Problem p, const __grid_constant__ CUtensorMap x_map,
            const __grid_constant__ CUtensorMap w_map, const Plan plan, float* staged) {
@@ -353,15 +365,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
   ptx::wait_for_previous_kernel();  // the epilogue touches what it wrote
   auto* totals = static_cast<float*>(__cvta_shared_to_generic(smem.totals));
   using Codes = StripCodes<Format, T>;
-  Consumer<S, Format, T> consumer = {p.strips.layout, thread / 32, thread % 32, {}};
+  Consumer<S, Format, T, kHasOffsets> consumer = {p.strips.layout, thread / 32, thread % 32, p.x_sums, {}};
   Ring ring = {smem.ring, smem.full, smem.empty, plan.stages, plan.stage_bytes, {}};
   const int groups = p.strips.layout.groups, count = share.end_k - share.first_k;
   for (int64_t tile = share.first_tile; tile < share.tiles; tile += share.tile_step) {
     if (Codes::kMayHaveByteScales && linear::has_byte_scales(p.strips.layout))
-      consumer.template multiply<4, Codes::kMayHaveByteScales>(ring, count);
-    else if (groups == 1) consumer.template multiply<1>(ring, count);
-    else if (groups == 2) consumer.template multiply<2>(ring, count);
-    else consumer.template multiply<4>(ring, count);
+      consumer.template multiply<4, Codes::kMayHaveByteScales>(ring, share.first_k, count);
+    else if (groups == 1) consumer.template multiply<1>(ring, share.first_k, count);
+    else if (groups == 2) consumer.template multiply<2>(ring, share.first_k, count);
+    else consumer.template multiply<4>(ring, share.first_k, count);
     sync_consumers();  // everyone is done with the totals of the tile before
     consumer.store_totals(totals);
     if (is_split) ptx::copy_fence();
@@ -381,7 +393,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
 // ---- The host's side ----
 
 Verdict accepts(const Problem& p) {
-  return Requirements()
+  return linear::require_sums(p)
       .require(p.strips.is_there, "the weight is not packed (qf_weight_pack)")
       .require(!p.has_act_quant(), "the activations are quantized")
       .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "the activations are not FP16 or BF16")
@@ -429,7 +441,11 @@ void launch_shape(const Problem& p, float* staged, const Launch& launch) {
   LaunchShape shape = {dim3(static_cast<unsigned>(plan.grid)), dim3(S::kThreads),
                        static_cast<size_t>(plan.smem_bytes), /*overlap_previous=*/true};
   shape.cluster = static_cast<unsigned>(plan.splits);
-  launch_kernel("linear_wgmma_sm90", kernel<S, Format, T>, shape, launch, p, x_map, w_map, plan, staged);
+  choose_bool(p.strips.layout.has_offsets, [&](auto has_offsets) {
+    constexpr bool kHasOffsets = has_offsets.value && is_integer(Format);
+    launch_kernel("linear_wgmma_sm90", kernel<S, Format, T, kHasOffsets>, shape, launch, p, x_map, w_map,
+                  plan, staged);
+  });
 }
 
 void launch(const Problem& problem, const Launch& launch) {

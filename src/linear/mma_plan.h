@@ -15,6 +15,7 @@
 
 #include "core/device.h"
 #include "linear/linear_canonical.h"
+#include "linear/x_sums.h"
 
 namespace quantfuse::linear_mma {
 using linear::Problem;
@@ -136,7 +137,7 @@ bool fits(const Problem& p, const Limits& limits) {
 }
 
 inline Requirements accepts_strips(const Problem& p) {
-  return Requirements()
+  return linear::require_sums(p)
       .require(p.strips.is_there, "the weight is not packed (qf_weight_pack)")
       .require(!p.has_act_quant(), "the activations are quantized")
       .require(p.m < 1ll << 31 && ceil_div(p.m, int64_t{16}) * p.strips.layout.strips < 1ll << 31,

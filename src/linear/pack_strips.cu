@@ -2,6 +2,7 @@
 //
 // pack_strips(): from the canonical weight to the strips of packed_strips.h, a thread for each 32-bit word.
 #include <algorithm>
+#include <cstring>
 
 #include "cuda/launch.h"
 #include "linear/device_weight.h"
@@ -16,7 +17,7 @@ constexpr unsigned long long kNone = ~0ull;
 
 // The first index of each kind that a packed weight does not have.
 struct Findings {
-  unsigned long long scale, byte_scale, zero, code, column, group;
+  unsigned long long scale, byte_scale, zero, not_finite_zero, not_finite_offset, offset, code, column, group;
 };
 
 // The kernels decode FP8 as if every code were a number, and INT4 less its zero point in 8 bits.
@@ -26,7 +27,14 @@ __device__ bool is_number(qf_format format, uint8_t code) {
 }
 constexpr float kLargestInt4Zero = 120;
 
-__global__ void check_values(const __grid_constant__ Weight w, bool has_bytes, Findings* findings) {
+// w = q scale + this, rounded once.
+__device__ float offset_of(const Weight& w, int64_t i) {
+  const double zero = w.zero_value(i), scale = w.scale_value(i), offset = w.offset ? w.offset_value(i) : 0.0f;
+  return static_cast<float>(offset - zero * scale);
+}
+
+__global__ void check_values(const __grid_constant__ Weight w, const StripLayout layout, Findings* findings) {
+  const bool has_bytes = has_byte_scales(layout);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = first; i < w.scale.rows * w.scale.cols; i += step) {
@@ -35,8 +43,14 @@ __global__ void check_values(const __grid_constant__ Weight w, bool has_bytes, F
       atomicMin(&findings->scale, static_cast<unsigned long long>(i));
     if (has_bytes && !(s >= kSmallestByteScale && s <= kLargestByteScale))
       atomicMin(&findings->byte_scale, static_cast<unsigned long long>(i));
-    if (w.format == QF_INT4 && w.zero_value(i) > kLargestInt4Zero)
+    if (w.format == QF_INT4 && layout.has_zeros && w.zero_value(i) > kLargestInt4Zero)
       atomicMin(&findings->zero, static_cast<unsigned long long>(i));
+    if (!layout.has_offsets) continue;
+    if (!is_finite(w.zero_value(i)))
+      atomicMin(&findings->not_finite_zero, static_cast<unsigned long long>(i));
+    if (!is_finite(w.offset_value(i)))
+      atomicMin(&findings->not_finite_offset, static_cast<unsigned long long>(i));
+    if (!is_finite(offset_of(w, i))) atomicMin(&findings->offset, static_cast<unsigned long long>(i));
   }
   for (int64_t k = first; w.g_idx && k < w.k; k += step) {
     const int64_t group = w.group_of(k);
@@ -51,7 +65,8 @@ __global__ void check_values(const __grid_constant__ Weight w, bool has_bytes, F
 
 // k_map[i]: the column that is the i-th once they are sorted by group, those of a group in their order. A
 // warp for each group, which is to be as large as without g_idx.
-__global__ void sort_columns(const __grid_constant__ Weight w, int32_t* k_map, Findings* findings) {
+__global__ void sort_columns(const __grid_constant__ Weight w, int32_t* k_map, int64_t words,
+                             Findings* findings) {
   const int64_t group = blockIdx.x, begin = group * w.block.cols, end = min(begin + w.block.cols, w.k);
   int64_t next = begin;
   for (int64_t k0 = 0; k0 < w.k; k0 += 32) {
@@ -63,7 +78,7 @@ __global__ void sort_columns(const __grid_constant__ Weight w, int32_t* k_map, F
     next += __popc(members);
   }
   if (next != end && threadIdx.x == 0) atomicMin(&findings->group, static_cast<unsigned long long>(group));
-  if (group == 0 && threadIdx.x == 0) k_map[w.k] = 0;
+  if (group == 0 && w.k + threadIdx.x < words) k_map[w.k + threadIdx.x] = 0;
 }
 
 // The code of (row, place of a column), or that of the value 0.
@@ -125,6 +140,9 @@ __global__ void pack(const __grid_constant__ Weight w, const StripLayout s, uint
   } else if (byte < s.zero_offset()) {
     const int64_t i = scale_index((byte - s.code_bytes) / 4);
     out[index] = i < 0 ? 0 : __float_as_uint(w.scale_value(i));
+  } else if (s.has_offsets) {
+    const int64_t i = scale_index((byte - s.zero_offset()) / 4);
+    out[index] = i < 0 ? 0 : __float_as_uint(offset_of(w, i));
   } else {
     uint32_t zeros = 0;
     for (int b = 0; b < 4; ++b) {
@@ -147,21 +165,26 @@ void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layou
   const Launch launch = {stream};
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   // The findings are in the output's memory, which is larger than they are: no memory of our own.
-  Findings found = {kNone, kNone, kNone, kNone, kNone, kNone};
+  Findings found;
+  std::memset(&found, 0xff, sizeof found);  // kNone everywhere
   check(cudaMemcpyAsync(out, &found, sizeof found, cudaMemcpyHostToDevice, cuda_stream));
   const int64_t numbers = std::max({w.scale.rows * w.scale.cols, w.k, is_fp8(w.format) ? w.n * w.k : 0});
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(ceil_div(numbers, kThreads), 4096));
-  launch_kernel("weight_pack", check_values, {dim3(blocks), dim3(kThreads)}, launch, w,
-                has_byte_scales(layout), static_cast<Findings*>(out));
+  launch_kernel("weight_pack", check_values, {dim3(blocks), dim3(kThreads)}, launch, w, layout,
+                static_cast<Findings*>(out));
   if (layout.has_k_map) {
     launch_kernel("weight_pack", sort_columns, {dim3(static_cast<unsigned>(w.num_groups)), dim3(32)}, launch,
                   w, reinterpret_cast<int32_t*>(static_cast<char*>(out) + layout.strip_bytes()),
-                  static_cast<Findings*>(out));
+                  layout.k_map_words(), static_cast<Findings*>(out));
   }
   check(cudaMemcpyAsync(&found, out, sizeof found, cudaMemcpyDeviceToHost, cuda_stream));
   check(cudaStreamSynchronize(cuda_stream));
   if (found.scale != kNone)
     arg.fail("weight.scale is not finite and positive at index " + std::to_string(found.scale));
+  if (found.not_finite_zero != kNone)
+    arg.fail("weight.zero is not finite at index " + std::to_string(found.not_finite_zero));
+  if (found.not_finite_offset != kNone)
+    arg.fail("weight.offset is not finite at index " + std::to_string(found.not_finite_offset));
   if (found.column != kNone)
     arg.fail("weight.g_idx is out of range at index " + std::to_string(found.column));
   const auto no_packed_form = [&](const std::string& what, unsigned long long index) {
@@ -170,6 +193,7 @@ void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layou
   };
   if (found.byte_scale != kNone) no_packed_form("weight.scale is not 2^-100 to 2^17", found.byte_scale);
   if (found.zero != kNone) no_packed_form("weight.zero is beyond 120", found.zero);
+  if (found.offset != kNone) no_packed_form("weight.zero times weight.scale is infinite", found.offset);
   if (found.code != kNone) no_packed_form("weight.codes is infinite or NaN", found.code);
   if (found.group != kNone) no_packed_form("weight.g_idx has a group that is not whole", found.group);
 

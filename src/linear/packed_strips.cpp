@@ -7,8 +7,6 @@ namespace quantfuse::linear {
 
 const char* not_in_strips(const Weight& w) {
   const int64_t group = w.block.cols;
-  if (w.zero && w.zero.dtype != DType::i8) return "the packed form for CUDA has no floating zero points";
-  if (w.offset) return "the packed form for CUDA has no offsets";
   if (is_plain(w.format)) return "the packed form for CUDA is of quantized weights";
   if (is_codebook(w.format)) return "the packed form for CUDA has no codebooks";
   if (group != 32 && group != 64 && group % StripLayout::kCols != 0 && group < w.k)
@@ -20,12 +18,17 @@ const char* not_in_strips(const Weight& w) {
   return nullptr;
 }
 
-StripLayout plan_strips(const Weight& w, bool has_zeros, bool has_k_map) {
+namespace {
+
+enum class Zeros { none, bytes, offsets };
+
+StripLayout plan(const Weight& w, Zeros zeros, bool has_k_map) {
   StripLayout s = {};
   s.n = w.n, s.k = w.k;
   s.format = w.format;
   s.is_gated = w.is_gated;
-  s.has_zeros = has_zeros;
+  s.has_zeros = zeros == Zeros::bytes;
+  s.has_offsets = zeros == Zeros::offsets;
   s.has_k_map = has_k_map;
   s.strips = w.is_gated ? ceil_div(w.n / 2, StripLayout::kRows / 2) : ceil_div(w.n, StripLayout::kRows);
   s.tiles = ceil_div(w.k, StripLayout::kCols);
@@ -33,11 +36,10 @@ StripLayout plan_strips(const Weight& w, bool has_zeros, bool has_k_map) {
                  ? static_cast<int32_t>(StripLayout::kCols / w.block.cols)
                  : 1;
   s.code_bytes = StripLayout::kRows * StripLayout::kCols / (is_packed_4bit(w.format) ? 2 : 1);
-  s.tile_bytes = s.code_bytes + s.groups * StripLayout::kRows * (has_zeros ? 5 : 4);
+  const int zero_bytes = s.has_zeros ? 1 : s.has_offsets ? 4 : 0;
+  s.tile_bytes = s.code_bytes + s.groups * StripLayout::kRows * (4 + zero_bytes);
   return s;
 }
-
-namespace {
 
 StripLayout with_byte_scales(StripLayout s) {
   s.tile_bytes = s.code_bytes + s.groups * StripLayout::kRows;
@@ -47,7 +49,8 @@ StripLayout with_byte_scales(StripLayout s) {
 }  // namespace
 
 StripLayout plan_strips(const Weight& w) {
-  const StripLayout s = plan_strips(w, static_cast<bool>(w.zero), static_cast<bool>(w.g_idx));
+  const Zeros zeros = w.has_float_zeros() ? Zeros::offsets : w.zero ? Zeros::bytes : Zeros::none;
+  const StripLayout s = plan(w, zeros, static_cast<bool>(w.g_idx));
   const bool has_bytes = may_have_byte_scales(w) && w.scale && w.scale.dtype != DType::f32 && !w.g_idx;
   return has_bytes ? with_byte_scales(s) : s;
 }
@@ -56,15 +59,15 @@ StripView view_strips(const Arguments& arg, const Weight& w) {
   if (!w.packed) return {};
   if (const char* reason = not_in_strips(w)) arg.fail(std::string("weight.packed is given, but ") + reason);
   StripLayout layout = plan_strips(w);
-  for (const bool has_zeros : {false, true}) {
+  if (!w.codes) {
+    const auto take_if_as_large = [&](const StripLayout& other) {
+      if (w.packed.size == other.total_bytes()) layout = other;
+    };
     for (const bool has_k_map : {false, true}) {
-      const StripLayout other = plan_strips(w, has_zeros && is_integer(w.format), has_k_map);
-      if (!w.codes && w.packed.size == other.total_bytes()) layout = other;
+      for (const Zeros zeros : {Zeros::none, Zeros::bytes, Zeros::offsets})
+        if (zeros == Zeros::none || is_integer(w.format)) take_if_as_large(plan(w, zeros, has_k_map));
     }
-  }
-  if (!w.codes && may_have_byte_scales(w)) {
-    const StripLayout other = with_byte_scales(plan_strips(w, false, false));
-    if (w.packed.size == other.total_bytes()) layout = other;
+    if (may_have_byte_scales(w)) take_if_as_large(with_byte_scales(plan(w, Zeros::none, false)));
   }
   if (w.packed.size != layout.total_bytes()) {
     arg.fail("weight.packed has " + std::to_string(w.packed.size) + " bytes, expected " +

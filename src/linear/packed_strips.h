@@ -7,7 +7,8 @@
 // a strip's tiles is one copy:
 //
 //   strip 0: | tile 0 | tile 1 | ... |   strip 1: | tile 0 | ...
-//   tile:    | codes 1024 or 2048 bytes | scales [groups][16 rows] f32 | zeros [groups][16 rows] i8 |
+//   tile:    | codes 1024 or 2048 bytes | scales [groups][16 rows] f32 | zeros [groups][16 rows] i8, or
+//              offsets [groups][16 rows] f32 |
 //
 // Codes are in the order in which the lanes of a warp feed them to the tensor cores as the 16 x k operand:
 // lane 4 g + q has rows g and g + 8, and of each 16 columns (a step) 2 q, 2 q + 1, 2 q + 8, 2 q + 9.
@@ -19,16 +20,20 @@
 //            code + 8. E2M1 has its bits in another order: mxfp4_strips.h.
 //   8 bits   [4][lane 0..31][2 steps][row g, row g + 8]: a word has columns 2q, 2q + 8, 2q + 1, 2q + 9.
 //
+// Zero points that are integers are zeros, and the codes less them are exact in 16 bits. Others, and offsets,
+// are offsets: w = q scale + offset. No 16-bit number holds such a w, so that kernels multiply the codes, and
+// add the offset times the sum of the group's x, in float32 (linear_sums_first_sm75 has who makes the sums).
+//
 // A weight with g_idx (act-order) has its columns sorted by group, and behind the strips the column of w, and
-// so of x, that each of them is: [k] i32, and one more that makes the size tell. linear_gather_first_sm75
-// brings x into that order.
+// so of x, that each of them is: [k] i32, and some zeros up to 8 bytes behind a multiple of 16, which tell
+// that it is there: strips are multiples of 16 bytes. linear_gather_first_sm75 brings x into that order.
 //
 // Scales are float32, those of MXFP4 bytes (mxfp4_strips.h). Groups of more than 128 columns repeat theirs in
 // every tile. Rows and columns beyond the matrix have scale 0 and codes of value 0.
 //
 // Nothing in the bytes says what they are: they are in the device's memory, where a call must not look. What
-// a call knows is format, n, k, block, is_gated, and the size, which tells whether there are zero points,
-// sorted columns and scales of a byte.
+// a call knows is format, n, k, block, is_gated, and the size, which tells whether there are zeros or
+// offsets, sorted columns and scales of a byte.
 #pragma once
 
 #include "linear/weight.h"
@@ -43,12 +48,13 @@ struct StripLayout {
   int32_t groups;      // of a tile: 1, 2 or 4
   int32_t code_bytes;  // of a tile
   int32_t tile_bytes;
-  bool has_zeros, has_k_map, is_gated;
+  bool has_zeros, has_offsets, has_k_map, is_gated;
 
   QF_HD int64_t strip_bytes() const { return strips * tiles * tile_bytes; }
-  QF_HD int64_t total_bytes() const { return strip_bytes() + (has_k_map ? (k + 1) * 4 : 0); }
+  QF_HD int64_t k_map_words() const { return has_k_map ? (k + 3) / 4 * 4 + 2 : 0; }
+  QF_HD int64_t total_bytes() const { return strip_bytes() + k_map_words() * 4; }
   QF_HD int scale_offset() const { return code_bytes; }
-  QF_HD int zero_offset() const { return code_bytes + groups * kRows * 4; }
+  QF_HD int zero_offset() const { return code_bytes + groups * kRows * 4; }  // of zeros, or of offsets
   QF_HD int group_cols() const { return kCols / groups; }
   // The row of w, or -1 beyond it.
   QF_HD int64_t source_row(int64_t strip, int row) const {
@@ -61,7 +67,6 @@ struct StripLayout {
 // Why a weight of these groups has no such form, or null.
 const char* not_in_strips(const Weight& w);
 
-StripLayout plan_strips(const Weight& w, bool has_zeros, bool has_k_map);
 StripLayout plan_strips(const Weight& w);  // where the canonical form is there
 
 // The packed bytes of a weight, found out from their number; data is null where only shapes are asked about.
@@ -76,8 +81,8 @@ struct StripView {
 };
 StripView view_strips(const Arguments& arg, const Weight& w);
 
-// Checks the values (scales finite and positive, codes finite, groups of g_idx whole) and packs. Returns when
-// it is done, so that no later kernel can be early.
+// Checks the values (scales finite and positive, zeros, offsets and codes finite, groups of g_idx whole) and
+// packs. Returns when it is done, so that no later kernel can be early.
 void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layout, void* out, void* stream);
 
 }  // namespace quantfuse::linear

@@ -65,6 +65,15 @@ __device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
   return bits_of(__hmul2(as_pair<T>(a), as_pair<T>(b)));
 }
 
+// The two numbers of a register.
+__device__ __forceinline__ float2 as_floats(uint32_t pair, bf16) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+__device__ __forceinline__ float2 as_floats(uint32_t pair, f16) {
+  return {__half2float(__ushort_as_half(static_cast<uint16_t>(pair))),
+          __half2float(__ushort_as_half(static_cast<uint16_t>(pair >> 16)))};
+}
+
 // The byte scales of a lane's rows g and g + 8, a byte a group.
 struct ByteScales {
   uint32_t rows[2];

@@ -11,9 +11,9 @@
 //
 // In shared memory a tile is
 //   | token 0: limb 0, 1, 2 of 128 bytes | token 1 ... | factor f32 [8] | sum of x / factor f32 [groups][8] |
-// the sums for weights with zero points alone. The bytes of a limb are in the order of packed_strips.h: lane
-// 4 g + q of a warp wants of each 16 columns (a step) 2 q, 2 q + 8, 2 q + 1, 2 q + 9, and of 4 steps 16
-// bytes:
+// the sums for weights with zero points or offsets alone. The bytes of a limb are in the order of
+// packed_strips.h: lane 4 g + q of a warp wants of each 16 columns (a step) 2 q, 2 q + 8, 2 q + 1, 2 q + 9,
+// and of 4 steps 16 bytes:
 //   [half of the tile; swapped for odd tokens][q][step of the half][4 bytes]
 // The swap keeps neighbouring tokens in other banks.
 #pragma once
@@ -22,6 +22,7 @@
 
 #include "cuda/ptx/shared_memory.h"
 #include "linear/packed_strips.h"
+#include "linear/strip_codes.h"
 
 namespace quantfuse::linear {
 
@@ -31,8 +32,8 @@ struct XLimbs {
   uint32_t at;                             // shared memory
   int m, tiles, tile_bytes;
 
-  QF_HD static int bytes_of_tile(int m, int groups, bool has_zeros) {
-    return m * kTokenBytes + kRowBytes * (has_zeros ? 1 + groups : 1);
+  QF_HD static int bytes_of_tile(int m, int groups, bool has_sums) {
+    return m * kTokenBytes + kRowBytes * (has_sums ? 1 + groups : 1);
   }
   __device__ uint32_t tile(int i) const { return at + i * tile_bytes; }
   __device__ uint32_t factors(int i) const { return tile(i) + m * kTokenBytes; }
@@ -55,9 +56,10 @@ __device__ void fetch_x(const Matrix& x, int first_column, bool is_aligned, cons
 #pragma unroll 2
     for (int tile = first; tile < limbs.tiles; tile += kStep) {
       const int valid = min(max(left, 0), 8);
-      if (is_aligned) {
-        ptx::copy16_async(to, valid > 0 ? from : x.data, valid * 2);
+      if (is_aligned && valid == 8) {
+        ptx::copy16_async(to, from);
       } else {
+#pragma unroll 1
         for (int i = 0; i < 8; i += 2) {
           const auto bits = [&](int j) { return j < valid ? static_cast<uint32_t>(__ldcg(from + j)) : 0u; };
           ptx::store_shared4(to + i * 2, bits(i) | bits(i + 1) << 16);
@@ -68,14 +70,7 @@ __device__ void fetch_x(const Matrix& x, int first_column, bool is_aligned, cons
   }
 }
 
-// The two numbers of a word, and a magnitude as the bits of a float.
-__device__ __forceinline__ float2 as_floats(uint32_t pair, bf16) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-}
-__device__ __forceinline__ float2 as_floats(uint32_t pair, f16) {
-  return {__half2float(__ushort_as_half(static_cast<uint16_t>(pair))),
-          __half2float(__ushort_as_half(static_cast<uint16_t>(pair >> 16)))};
-}
+// A magnitude as the bits of a float.
 template <class T>
 __device__ __forceinline__ uint32_t magnitude_as_float(uint32_t magnitude) {
   return __float_as_uint(as_floats(magnitude, T{}).x);
@@ -92,7 +87,7 @@ __device__ __forceinline__ int sum_over_lanes(int v) {
   }
 }
 
-// Makes limbs of what fetch_x<kWarps> brought to this warp. `F` has kGroups (of a tile), kHasZeros, and
+// Makes limbs of what fetch_x<kWarps> brought to this warp. `F` has kGroups (of a tile), kHasSums, and
 // kCodeShift: codes are multiplied as code << kCodeShift, which the factor takes back.
 //
 // Lane 4 s + q has the four columns that lane q wants of step s: two words, of which the lanes of the upper
@@ -140,7 +135,7 @@ __device__ void convert_x(const XLimbs& limbs, int warp, int lane) {
       const uint32_t n[4] = {
           __float_as_uint(fmaf(v01.x, up, kOffset)), __float_as_uint(fmaf(v01.y, up, kOffset)),
           __float_as_uint(fmaf(v23.x, up, kOffset)), __float_as_uint(fmaf(v23.y, up, kOffset))};
-      if constexpr (F::kHasZeros) sums[j] = static_cast<int>(n[0] + n[1] + n[2] + n[3] - 4u * 0x4b408080u);
+      if constexpr (F::kHasSums) sums[j] = static_cast<int>(n[0] + n[1] + n[2] + n[3] - 4u * 0x4b408080u);
       const uint32_t low01 = __byte_perm(n[0], n[1], 0x5140), low23 = __byte_perm(n[2], n[3], 0x5140);
       const uint32_t high =
           __byte_perm(__byte_perm(n[0], n[1], 0x0062), __byte_perm(n[2], n[3], 0x0062), order);
@@ -157,7 +152,7 @@ __device__ void convert_x(const XLimbs& limbs, int warp, int lane) {
       if (lane == 0)
         ptx::store_shared_float(factor_at, largest[j] < kExponent ? factor : __uint_as_float(~0u));
     }
-    if constexpr (F::kHasZeros) {
+    if constexpr (F::kHasSums) {
 #pragma unroll
       for (int j = 0; j < kJobs; ++j) sums[j] = sum_over_lanes<kGroupLanes>(sums[j]);
 #pragma unroll

@@ -53,7 +53,7 @@ struct Shape {
 };
 
 // What the kernel is given. What it begins with is in one line of the cache of constants.
-struct alignas(64) ColumnProblem {
+struct alignas(128) ColumnProblem {
   int32_t units, more;  // of the weight for each block, and the blocks that have one more
   int32_t k_stages;     // of all k
   // Of the rings; multiples of kDepthGroups, or a warpgroup could take what another has not yet read for its

@@ -93,7 +93,7 @@ struct Shape {
 
 // What the kernel is given. What it begins with is in one line of the cache of constants: to fetch another
 // one delays the first copy.
-struct alignas(64) StreamProblem {
+struct alignas(128) StreamProblem {
   int32_t token_blocks, k_stages;
   int32_t split_bits;  // a cluster of 2^this blocks shares a tile of y
   int32_t in_flight;   // stages of the weight under way at most, of kStages

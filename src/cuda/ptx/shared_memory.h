@@ -63,7 +63,6 @@ __device__ __forceinline__ void store_shared_float(uint32_t to, float v) {
 __device__ __forceinline__ void store_shared_float2(uint32_t to, float2 v) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v.x), "f"(v.y) : "memory");
 }
-
 // The compiler forgets what it knows of a value, and so cannot compute in advance what depends on it.
 __device__ __forceinline__ void hide(int& value) { asm volatile("" : "+r"(value)); }
 
@@ -72,6 +71,9 @@ __device__ __forceinline__ void hide(int& value) { asm volatile("" : "+r"(value)
 // 16 bytes through L2 alone: of `from` the first `bytes`, then zeros.
 __device__ __forceinline__ void copy16_async(uint32_t to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy16_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void copy4_async(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
