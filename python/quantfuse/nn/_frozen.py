@@ -10,7 +10,6 @@ import torch
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "div", "mod", "pow", "and", "or", "xor")
 _ASSIGNMENTS = {"__setitem__", *(f"__i{name}__" for name in (*_OPERATORS, "lshift", "rshift"))}
 _ASSIGN_DATA = torch.Tensor.data.__set__
-_BASE = torch.Tensor._base.__get__
 
 
 class FrozenWeight(torch.Tensor):
@@ -29,8 +28,7 @@ class FrozenWeight(torch.Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            # A frozen base would be a view with a base of its own, and so on: torch 2.11 follows them all.
-            if torch.compiler.is_compiling() or func == _BASE:
+            if torch.compiler.is_compiling():
                 return result
             own = [arg for arg in args if _is_frozen(arg)]
             if isinstance(result, tuple | list) and not hasattr(result, "_fields"):
