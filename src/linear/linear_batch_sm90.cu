@@ -44,7 +44,7 @@ namespace {
 
 constexpr int kMaxTokens = 16, kMaxCluster = 8, kEpilogueWarps = 2;
 constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
-// Stages under way at most: two for the reason that linear_stream_sm90.cu has. Up to 8 tokens a third one pays
+// Stages under way at most: two for the reason that linear_stream_sm90.cu has. Up to 8 tokens a third pays
 // where a block has many strips (8192 x 28672 with 4 tokens: 33.6 us in place of 34.1; E4M3, 28672 x 4096
 // with 1: 28.3 in place of 31.4) and costs where it has few (4096 x 4096 with 4: 5.18 in place of 5.06).
 constexpr int kInFlight = 2, kInFlightOfMany = 3;
