@@ -81,7 +81,7 @@ forbid "checkpoint includes more than core and formats" "#include \"(cpu|cuda|cl
 for list in src/*/kernels.list; do
   folder=$(dirname "$list")
   listed=$(grep -E '^[a-z]' "$list")
-  present=$(find "$folder" -type f -printf '%f\n' | sed -nE 's/^(.*_(ref|avx[0-9a-z_]+))\.cc$|^(.*_sm[0-9]+)\.cu$/\1\3/p')
+  present=$(find "$folder" -type f -printf '%f\n' | sed -nE 's/^(.*_(ref|amx|avx[0-9a-z_]+))\.cc$|^(.*_sm[0-9]+)\.cu$/\1\3/p')
   check "$list and the kernel files beside it differ" diff <(sort <<<"$listed") <(sort <<<"$present")
   [[ $listed == *_ref ]] || broken "$list does not end with a reference kernel"
 done

@@ -18,6 +18,7 @@ struct Row {
   std::function<CasePtr()> make;
   std::string family;  // the kernel's name without its instruction set; it has one kernel for each
   bool is_for_bf16 = false;
+  std::string on_tiles = "";  // the kernel on a CPU with AMX, where it is another than without
 };
 
 template <class Spec>
@@ -31,6 +32,11 @@ template <class Spec>
 Row bf16_row(const char* name, const char* family, Spec spec) {
   Row r = row(name, family, spec);
   r.is_for_bf16 = true;
+  return r;
+}
+
+Row on_tiles(const char* kernel, Row r) {
+  r.on_tiles = kernel;
   return r;
 }
 
@@ -100,14 +106,16 @@ std::vector<Row> rows() {
       row("awq to f16", "dequantize_words", words),
 
       row("int8 vector to int32", "scaled_mm_int_dot", product(QF_INT8, kI32, 1)),
-      row("int8 matrix to int32", "scaled_mm_int", product(QF_INT8, kI32, 64)),
-      row("int8 vector, b by columns", "scaled_mm_int", product(QF_INT8, kI32, 1, QF_KN)),
-      row("int4 vector to int32", "scaled_mm_int", product(QF_INT4, kI32, 1)),
-      row("int8 with scales", "scaled_mm_int", product(QF_INT8, kBf16, 16)),
+      on_tiles("scaled_mm_int_amx", row("int8 matrix to int32", "scaled_mm_int", product(QF_INT8, kI32, 64))),
+      on_tiles("scaled_mm_int_amx",
+               row("int8 vector, b by columns", "scaled_mm_int", product(QF_INT8, kI32, 1, QF_KN))),
+      on_tiles("scaled_mm_int_amx", row("int4 vector to int32", "scaled_mm_int", product(QF_INT4, kI32, 1))),
+      on_tiles("scaled_mm_int_amx", row("int8 with scales", "scaled_mm_int", product(QF_INT8, kBf16, 16))),
       row("e4m3 with scales", "scaled_mm_float", product(QF_FP8_E4M3, kBf16, 16)),
 
       bf16_row("int4 weight", "linear_limbs", linear(int4, QF_FORMAT_NONE, 1)),
-      bf16_row("int4 weight, many rows", "linear_limbs", linear(int4, QF_FORMAT_NONE, 64)),
+      on_tiles("linear_bf16_amx",
+               bf16_row("int4 weight, many rows", "linear_limbs", linear(int4, QF_FORMAT_NONE, 64))),
       bf16_row("int4 weight, asymmetric", "linear_limbs", linear(gptq, QF_FORMAT_NONE, 1)),
       row("int4 weight, float zeros", "linear_limbs", linear(float_zero, QF_FORMAT_NONE, 1)),
       row("int4 weight, offsets", "linear_limbs", linear(offsets, QF_FORMAT_NONE, 1)),
@@ -117,19 +125,28 @@ std::vector<Row> rows() {
       bf16_row("fp8 weight", "linear_float", linear(fp8, QF_FORMAT_NONE, 1)),
       bf16_row("mxfp4 weight", "linear_float", linear(mxfp4, QF_FORMAT_NONE, 1)),
       row("f32 weight", "linear_float", linear({QF_F32, {}}, QF_FORMAT_NONE, 1)),
-      bf16_row("bf16 weight, many rows", "linear_float", linear({QF_BF16, {}}, QF_FORMAT_NONE, 64)),
+      on_tiles("linear_bf16_amx",
+               bf16_row("bf16 weight, many rows", "linear_float", linear({QF_BF16, {}}, QF_FORMAT_NONE, 64))),
       bf16_row("int4 weight, batch-invariant", "linear_limbs",
                batch_invariant(linear(int4, QF_FORMAT_NONE, 1))),
+      bf16_row("int4 weight, batch-invariant, many rows", "linear_limbs",
+               batch_invariant(linear(int4, QF_FORMAT_NONE, 64))),
       row("int4 weight, int8 activations", "linear_int", linear(int4, QF_INT8, 1)),
-      row("int4 weight, asymmetric, int8 activations", "linear_int", linear(gptq, QF_INT8, 16)),
-      row("int4 weight, act-order, int8 activations", "linear_int", linear(act_order, QF_INT8, 16)),
-      row("int8 weight, int8 activations", "linear_int", linear(int8, QF_INT8, 16)),
-      row("int8 weight, int8 activations by groups", "linear_int", linear(int8, QF_INT8, 16, 64)),
+      on_tiles("linear_int_amx",
+               row("int4 weight, asymmetric, int8 activations", "linear_int", linear(gptq, QF_INT8, 16))),
+      on_tiles("linear_int_amx",
+               row("int4 weight, act-order, int8 activations", "linear_int", linear(act_order, QF_INT8, 16))),
+      on_tiles("linear_int_amx",
+               row("int8 weight, int8 activations", "linear_int", linear(int8, QF_INT8, 16))),
+      on_tiles("linear_int_amx",
+               row("int8 weight, int8 activations by groups", "linear_int", linear(int8, QF_INT8, 16, 64))),
       row("int4 weight, float zeros, int8 activations", "linear_float", linear(float_zero, QF_INT8, 16)),
       row("int4 weight, offsets, int8 activations", "linear_float", linear(offsets, QF_INT8, 16)),
       row("nf4 weight, int8 activations", "linear_float", linear(nf4, QF_INT8, 16)),
-      bf16_row("fp8 weight, fp8 activations", "linear_float", linear(fp8, QF_FP8_E4M3, 16)),
-      bf16_row("fp8 weight, int8 activations by groups", "linear_float", linear(fp8, QF_INT8, 16, 64)),
+      on_tiles("linear_bf16_amx",
+               bf16_row("fp8 weight, fp8 activations", "linear_float", linear(fp8, QF_FP8_E4M3, 16))),
+      on_tiles("linear_bf16_amx", bf16_row("fp8 weight, int8 activations by groups", "linear_float",
+                                           linear(fp8, QF_INT8, 16, 64))),
       row("fp8 weight, int8 activations by odd groups", "linear_float", linear(fp8, QF_INT8, 16, 60)),
 
       row("gradient", "linear_backward", backward),
@@ -148,6 +165,7 @@ std::string expected_kernel(const Case& c, const Row& r) {
   const std::string isa = nlohmann::json::parse(info).at("cpu").at("isa");
   if (isa == "scalar" || family.empty()) return c.op + "_ref";
   if (isa == "avx2") return (family == "linear_limbs" ? "linear_float" : family) + "_avx2";
+  if (isa == "amx" && !r.on_tiles.empty()) return r.on_tiles;
   return isa == "avx512_bf16" && r.is_for_bf16 ? "linear_bf16_avx512_bf16" : family + "_avx512";
 }
 

@@ -27,6 +27,7 @@ fi
 num_checked=0
 for object in $objects; do
   case $object in
+    *_amx.cc.o) own='amx' ;;
     *_avx512*.cc.o) own='avx512' ;;
     *_avx2*.cc.o) own='avx2' ;;
     *) continue ;;

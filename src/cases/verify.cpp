@@ -46,12 +46,12 @@ Verdicts verdicts_on(Case& c) {
   return verdicts;
 }
 
-std::vector<KernelReport> verify_operation(const std::string& op, qf_device device, const std::string& kernel,
+std::vector<KernelReport> verify_operation(const std::string& op, qf_device device, const WantsKernel& wants,
                                            uint64_t seed, const Observer& observer, CasePart part) {
   std::vector<KernelReport> reports;
   for (const KernelRow& row : list_kernels()) {
-    const bool is_wanted = row.op == op && row.is_cuda() == (device.type == QF_CUDA);
-    if (is_wanted && (kernel.empty() || kernel == row.kernel)) reports.push_back({row, 0, 0, 0, {}});
+    const bool is_of_call = row.op == op && row.is_cuda() == (device.type == QF_CUDA);
+    if (is_of_call && wants(row)) reports.push_back({row, 0, 0, 0, {}});
   }
   const bool can_run =
       std::any_of(reports.begin(), reports.end(), [](const auto& r) { return r.row.is_available; });

@@ -55,10 +55,12 @@ struct CasePart {
   bool is_whole() const { return count == 1; }
 };
 
-// Runs all cases of `op`, or a part of them, on `device`. Only kernels of that device are reported; with
-// `kernel` not empty, only that one. Each kernel runs twice on separate copies of the same data, and must
-// give the same bits.
-std::vector<KernelReport> verify_operation(const std::string& op, qf_device device, const std::string& kernel,
+using WantsKernel = std::function<bool(const KernelRow&)>;
+
+// Runs all cases of `op`, or a part of them, on `device`, by the kernels of that device that are wanted; only
+// these are reported. Each kernel runs twice on separate copies of the same data, and must give the same
+// bits.
+std::vector<KernelReport> verify_operation(const std::string& op, qf_device device, const WantsKernel& wants,
                                            uint64_t seed, const Observer& observer = {}, CasePart part = {});
 
 }  // namespace quantfuse::cases

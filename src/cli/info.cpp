@@ -19,7 +19,7 @@ void print_cpu(const Json& cpu) {
   };
   fmt::print("{}       {}\n", styled(Style::bold, "CPU"), text(cpu, "model"));
   fmt::print("  ISA     {}{}\n", isa,
-             isa == detected ? "" : " (lowered by QUANTFUSE_ISA; this CPU has " + detected + ")");
+             isa == detected ? "" : " (this CPU has " + detected + "; QUANTFUSE_ISA chooses)");
   fmt::print("  threads {} of {} CPUs\n", cpu.at("threads").get<int>(), cpu.at("cpus").get<int>());
   fmt::print("  caches  L1d {}, L2 {}, L3 {}\n", cache("l1_bytes"), cache("l2_bytes"), cache("l3_bytes"));
 }

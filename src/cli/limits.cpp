@@ -180,6 +180,41 @@ QF_TARGET("avx512f,avx512bf16") double dot_bf16(int64_t iterations) {
   return first_of<float>(acc);
 }
 
+#if !defined(QF_EMULATE_AMX)
+// Tiles of zeros: 4 of sums, whose products do not wait for each other.
+struct alignas(64) TileShape {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr TileShape kTileShape;
+constexpr double kTileProducts = 16 * 16 * 16;  // of words
+
+QF_TARGET("amx-tile,amx-int8") double dot_int8_tiles(int64_t iterations) {
+  _tile_loadconfig(&kTileShape);  // which clears them
+  for (int64_t i = 0; i < iterations; i += 4) {
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 7);
+    _tile_dpbsud(2, 5, 6);
+    _tile_dpbsud(3, 5, 7);
+  }
+  _tile_release();
+  return 0;
+}
+
+QF_TARGET("amx-tile,amx-bf16") double dot_bf16_tiles(int64_t iterations) {
+  _tile_loadconfig(&kTileShape);
+  for (int64_t i = 0; i < iterations; i += 4) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+  return 0;
+}
+#endif
+
 #endif
 
 struct Loops {
@@ -187,7 +222,7 @@ struct Loops {
   Arithmetic f32 = {fma_scalar, 2.0 * kAccumulators}, int8 = {dot_scalar, 2.0 * kAccumulators}, bf16;
 };
 
-Loops loops_of_this_cpu() {
+Loops loops_of_this_cpu([[maybe_unused]] bool has_tiles = false) {
   Loops loops;
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -202,6 +237,10 @@ Loops loops_of_this_cpu() {
   }
   if (__builtin_cpu_supports("avx512vnni")) loops.int8 = {dot_vnni, 2.0 * 64 * kAccumulators};
   if (__builtin_cpu_supports("avx512bf16")) loops.bf16 = {dot_bf16, 2.0 * 32 * kAccumulators};
+#if !defined(QF_EMULATE_AMX)
+  if (has_tiles) loops.int8 = {dot_int8_tiles, 2 * 4 * kTileProducts};
+  if (has_tiles) loops.bf16 = {dot_bf16_tiles, 2 * 2 * kTileProducts};
+#endif
 #endif
   return loops;
 }
@@ -270,8 +309,8 @@ double MemoryRead::run() const {
                          [&](int t) { sink += read(data_.get() + part_ * static_cast<size_t>(t), part_); });
 }
 
-CpuLimits measure_cpu_limits(int threads, const MemoryRead& memory) {
-  const Loops loops = loops_of_this_cpu();
+CpuLimits measure_cpu_limits(int threads, const MemoryRead& memory, bool has_tiles) {
+  const Loops loops = loops_of_this_cpu(has_tiles);
   return {best_rate(memory.bytes(), [&] { return memory.run(); }), measure_gops(loops.f32, threads),
           measure_gops(loops.bf16, threads), measure_gops(loops.int8, threads)};
 }

@@ -29,6 +29,7 @@ struct CpuLimits {
   double bf16_gflops = 0;  // BF16 dot products; 0 where there are none
   double int8_gops = 0;    // 8-bit dot products, by VNNI where there is one
 };
-CpuLimits measure_cpu_limits(int threads, const MemoryRead& memory);
+// has_tiles: the library uses AMX here, so that these are the dot products of its tiles.
+CpuLimits measure_cpu_limits(int threads, const MemoryRead& memory, bool has_tiles);
 
 }  // namespace quantfuse::cli

@@ -125,7 +125,10 @@ int run_verify(const VerifyOptions& options) {
           fmt::print("  {}: {}: {}\n", row.kernel, c.name, wrong.empty() ? "ok" : wrong);
         };
       }
-      const auto reports = cases::verify_operation(op, device, options.kernel, options.seed, observer, part);
+      const auto reports = cases::verify_operation(
+          op, device,
+          [&](const KernelRow& row) { return options.kernel.empty() || row.kernel == options.kernel; },
+          options.seed, observer, part);
       progress.clear();
       for (const KernelReport& report : reports) {
         print_report(report);

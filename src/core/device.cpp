@@ -3,6 +3,10 @@
 
 #include <sched.h>
 #include <unistd.h>
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#endif
 
 #include <algorithm>
 #include <charconv>
@@ -15,6 +19,29 @@
 namespace quantfuse {
 namespace {
 
+#if defined(QF_EMULATE_AMX)
+bool has_amx() { return true; }
+bool may_use_amx() { return true; }
+#elif defined(__x86_64__) && defined(__linux__)
+// Tiles of bytes and of BF16 numbers: CPUID leaf 7 (Intel's manual), and a system that saves their registers.
+constexpr long kGetSupported = 0x1021, kRequest = 0x1023, kTileData = 18;  // arch_prctl, linux/x86/xstate.rst
+
+bool has_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return false;
+  uint64_t supported = 0;
+  return syscall(SYS_arch_prctl, kGetSupported, &supported) == 0 && (supported >> kTileData & 1) != 0;
+}
+
+// A process has to ask before its first tile: a thread's state grows by 8 KB then. All its threads may use
+// them.
+bool may_use_amx() { return syscall(SYS_arch_prctl, kRequest, kTileData) == 0; }
+#else
+bool has_amx() { return false; }
+bool may_use_amx() { return false; }
+#endif
+
 Target detect_cpu() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -24,6 +51,7 @@ Target detect_cpu() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni");
   const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (avx512 && has_amx()) return Target::amx;
   if (avx512_bf16) return Target::avx512_bf16;
   if (avx512) return Target::avx512;
   if (avx2) return Target::avx2;
@@ -31,11 +59,13 @@ Target detect_cpu() {
   return Target::reference;
 }
 
-// The dot product of BF16 pairs pays where it has twice the rate of float32, as on AMD's Zen 4. On Intel's
-// CPUs, which have AMX for that, it has half of it (Emerald Rapids: 179 against 362 GFLOP/s on two cores).
+// What is used where QUANTFUSE_ISA says nothing. The dot product of BF16 pairs pays where it has twice the
+// rate of float32, as on AMD's Zen 4. On Intel's CPUs, which have AMX for that, it has half of it (Emerald
+// Rapids: 179 against 362 GFLOP/s on two cores). The kernels on tiles of AMX have been tested in software
+// alone, and not timed: whoever wants them asks for them.
 Target quickest_target(Target detected) {
 #if defined(__x86_64__)
-  if (detected == Target::avx512_bf16 && !__builtin_cpu_is("amd")) return Target::avx512;
+  if (detected >= Target::avx512_bf16 && !__builtin_cpu_is("amd")) return Target::avx512;
 #endif
   return detected;
 }
@@ -57,12 +87,16 @@ Target chosen_by_environment(Target detected) {
     wanted = Target::avx512;
   } else if (std::strcmp(isa, "avx512_bf16") == 0) {
     wanted = Target::avx512_bf16;
+  } else if (std::strcmp(isa, "amx") == 0) {
+    wanted = Target::amx;
   } else {
     fail_argument(std::string("QUANTFUSE_ISA is '") + isa +
-                  "', expected scalar, avx2, avx512 or avx512_bf16");
+                  "', expected scalar, avx2, avx512, avx512_bf16 or amx");
   }
   return wanted < detected ? wanted : detected;
 }
+
+Target permitted(Target target) { return target == Target::amx && !may_use_amx() ? Target::avx512 : target; }
 
 int threads_by_environment() {
   const char* text = std::getenv("QUANTFUSE_NUM_THREADS");
@@ -105,7 +139,8 @@ int64_t cache_bytes(int cpu, int level, int sysconf_name) {
 }  // namespace
 
 const CpuSettings& cpu_settings() {
-  static const CpuSettings settings = {chosen_by_environment(detect_cpu()), threads_by_environment()};
+  static const CpuSettings settings = {permitted(chosen_by_environment(detect_cpu())),
+                                       threads_by_environment()};
   return settings;
 }
 
@@ -131,6 +166,7 @@ const char* target_name(Target t) {
     case Target::avx2: return "avx2";
     case Target::avx512: return "avx512";
     case Target::avx512_bf16: return "avx512_bf16";
+    case Target::amx: return "amx";
     case Target::sm75: return "sm_75";
     case Target::sm80: return "sm_80";
     case Target::sm90: return "sm_90a";
@@ -148,9 +184,11 @@ Verdict target_runs(Target target, qf_device device) {
     return sm >= static_cast<int>(target) ? kYes : no("needs a GPU of a higher compute capability");
   }
   if (is_cuda(target)) return no("runs on CUDA devices, and the tensors are on the CPU");
+  if (target == Target::avx512_bf16 && cpu_settings().target == Target::amx)
+    return no("dot products of BF16 pairs are slow on CPUs with AMX");
   return target <= cpu_settings().target
              ? kYes
-             : no("needs instructions that this CPU, or QUANTFUSE_ISA, does not offer");
+             : no("needs instructions that this CPU does not have, or that QUANTFUSE_ISA has to ask for");
 }
 
 }  // namespace quantfuse

@@ -16,7 +16,7 @@ inline constexpr int kMaxThreads = 1024;
 
 // What the environment says of this process, read once, at the first use; an Error where it makes no sense.
 struct CpuSettings {
-  Target target;  // the best that may be used: what the processor has, lowered by QUANTFUSE_ISA
+  Target target;  // the best that may be used: of what the processor has, as QUANTFUSE_ISA says
   int threads;    // QUANTFUSE_NUM_THREADS, or as many as there are CPUs for this process
 };
 const CpuSettings& cpu_settings();

@@ -19,6 +19,7 @@ enum class Target : int16_t {
   avx2 = 2,
   avx512 = 3,
   avx512_bf16 = 4,
+  amx = 5,
   sm75 = 75,
   sm80 = 80,
   sm90 = 90

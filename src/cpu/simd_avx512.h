@@ -166,7 +166,11 @@ struct Avx512 {
   using Table16 = __m512;
   QF_SIMD Table16 table16(const float* values) { return _mm512_loadu_ps(values); }
   QF_SIMD F lookup(Table16 t, I index) { return _mm512_permutexvar_ps(index, t); }
-  // A table of 128 16-bit words, looked up by the low 7 bits of each of 32 16-bit lanes.
+  // A table of 32 16-bit words, or of 64 in two vectors, looked up by the low 5 or 6 bits of each of 32
+  // 16-bit lanes.
+  QF_SIMD I lookup_u16(I table, I index) { return _mm512_permutexvar_epi16(index, table); }
+  QF_SIMD I lookup_u16(I low, I high, I index) { return _mm512_permutex2var_epi16(low, index, high); }
+  // The same of 128, by the low 7 bits.
   struct Table128 {
     I words[4];
   };

@@ -11,9 +11,6 @@ namespace quantfuse {
 struct Avx512Bf16 : Avx512 {
   // acc[lane] += w * x of the low, then of the high 16 bits of the lane. Subnormal numbers are taken as zero.
   QF_SIMD F dot2(F acc, I w, I x) { return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)x); }
-  using Avx512::lookup_u16;
-  // A table of 32 16-bit words, looked up by the low 5 bits of each of 32 16-bit lanes.
-  QF_SIMD I lookup_u16(I table, I index) { return _mm512_permutexvar_epi16(index, table); }
 };
 
 }  // namespace quantfuse

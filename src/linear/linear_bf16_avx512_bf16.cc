@@ -3,11 +3,9 @@
 // Any weight format times BF16 activations by dot products of BF16 pairs, at twice the rate of float32: see
 // linear_float.h. Every code, less its integer zero point, is a BF16 number, so nothing is rounded on the way
 // to the products, which are exact in float32. So are the codes of quantized activations, INT8 and FP8: the
-// sums are multiplied with their scales.
-//
-// A word of x and of w is two k. Which two is what a mask finds in a packed word of codes: of 8 consecutive k
-// (0, 2), (1, 3), (4, 6) and (5, 7). A packed word of BF16 numbers is two neighbours already.
+// sums are multiplied with their scales. A word of x and of w is two k (bf16_codes.h).
 #include "cpu/simd_avx512_bf16.h"
+#include "linear/bf16_codes.h"
 #include "linear/linear_float.h"
 
 namespace quantfuse::linear_bf16_avx512_bf16 {
@@ -15,84 +13,14 @@ using linear::Problem;
 namespace {
 
 using S = Avx512Bf16;
-// The first of each pair, and how much further on the other is.
-struct Pairs {
-  int first[4], distance;
-};
-constexpr Pairs kPairsOfCodes = {{0, 1, 4, 5}, 2}, kNeighbours = {{0, 2, 4, 6}, 1};
-
-// The same as columns: that of each half of 16 words.
-struct Order {
-  alignas(64) uint16_t columns[32];
-  constexpr explicit Order(const Pairs& pairs) : columns() {
-    for (int i = 0; i < 32; ++i) {
-      columns[i] = static_cast<uint16_t>(i / 8 * 8 + pairs.first[i % 8 / 2] + i % 2 * pairs.distance);
-    }
-  }
-};
-constexpr Order kOrderOfCodes(kPairsOfCodes), kOrderOfNeighbours(kNeighbours);
-
-struct Bf16Dot {
-  using S = Avx512Bf16;
-  using Word = int32_t;
-  using Sum = S::F;
-  static constexpr int kPerWord = 2;
-
-  QF_INLINE static S::I load(const int32_t* w) { return S::load_i(w); }
-  QF_INLINE static void store(int32_t* w, S::I v) { S::store_i(w, v); }
-  QF_INLINE static Sum add(Sum sum, S::I w, S::I x) { return S::dot2(sum, w, x); }
-};
-
-constexpr uint16_t bf16_of(float value) {
-  return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, value) >> 16);
-}
-
-// BF16 values of the 4-bit codes, twice: an index has 5 bits, and the uppermost belongs to another code.
-struct Table {
-  alignas(64) uint16_t values[32];
-  constexpr explicit Table(const float (&of)[16]) : values() {
-    for (int i = 0; i < 32; ++i) values[i] = bf16_of(of[i % 16]);
-  }
-};
-constexpr Table kInt4Table(kStoredInt4Values), kFp4Table(kValuesOf<QF_FP4_E2M1>.values),
-    kIq4NlTable(kValuesOf<QF_IQ4_NL>.values);
 
 struct Bf16Arithmetic {
   using S = Avx512Bf16;
-  using Dot = Bf16Dot;
+  using Dot = linear::PairDot<S>;
   static constexpr bool kScalesSums = true;
 
   template <qf_format Format>
-  struct Decoder : PanelDecoder<S, Format> {
-    using Base = PanelDecoder<S, Format>;
-    using Dot = Bf16Dot;
-    static constexpr int kSteps = Base::kPerWord / 2;
-    S::I bf16_table;
-
-    QF_INLINE explicit Decoder(qf_format format) : Base(format) {
-      bf16_table = S::load_i(Format == QF_INT4     ? kInt4Table.values
-                             : format == QF_IQ4_NL ? kIq4NlTable.values
-                                                   : kFp4Table.values);
-    }
-
-    template <int Step, bool HasZeros>
-    QF_INLINE S::I step(S::I word, S::F zero) const {
-      constexpr int kFirst = kPairsOfCodes.first[Step];
-      if constexpr (Format == QF_BF16) {
-        return word;
-      } else if constexpr (Base::kIs4Bit && !HasZeros) {
-        constexpr int kShift = kFirst < 4 ? 8 * kFirst : 8 * (kFirst - 4) + 4;  // as in PanelDecoder
-        return S::lookup_u16(bf16_table, kShift == 0 ? word : S::shr<kShift>(word));
-      } else if constexpr (Base::kHasPairs && !HasZeros) {
-        return this->template bf16_pair<kFirst>(word);
-      } else {
-        auto low = this->template value<kFirst>(word), high = this->template value<kFirst + 2>(word);
-        if constexpr (HasZeros) low = S::sub(low, zero), high = S::sub(high, zero);
-        return S::or_masked(S::bits(high), S::set1(static_cast<int32_t>(0xffff0000u)),
-                            S::shr<16>(S::bits(low)));
-      }
-    }
-  };
+  using Decoder = linear::PairDecoder<S, Format>;
 
   // The codes of x[r, begin .. end) as BF16 numbers.
   QF_INLINE static void load_codes(const Problem& p, int64_t r, int64_t begin, int64_t end,
@@ -109,7 +37,8 @@ struct Bf16Arithmetic {
   QF_INLINE static void prepare_tile(const linear::Batch<int32_t>& c, int64_t row, int64_t rows,
                                      float* scales, void* ordered, int32_t* x) {
     const int32_t* k_map = c.p.packed.k_map();
-    const Order& order = c.p.weight.format == QF_BF16 ? kOrderOfNeighbours : kOrderOfCodes;
+    const linear::PairOrder& order =
+        c.p.weight.format == QF_BF16 ? linear::kOrderOfNeighbours : linear::kOrderOfCodes;
     const auto columns = S::load_i(order.columns);
     const bool is_quantized = c.p.has_act_quant();
     const int64_t r0 = c.to.first_row + row, ordered_stride = round_up(c.p.k, 16);
@@ -151,9 +80,7 @@ Verdict accepts(const Problem& p) {
       .require(p.has_act_quant() || p.x.dtype == DType::bf16, "the activations are neither BF16 nor codes")
       .require(!p.has_act_quant() || linear::has_whole_act_groups(p), linear::kNoWholeActGroups)
       .require(!has_float_zeros, "the weight's zero points are not integers")
-      .require(p.weight.format != QF_NF4 && p.weight.format != QF_FP4_BNB && p.weight.format != QF_F32 &&
-                   p.weight.format != QF_F16,
-               "the weight's numbers are not BF16 numbers");
+      .require(linear::has_bf16_codes(p.weight), "the weight's numbers are not BF16 numbers");
 }
 
 size_t workspace_bytes(const Problem& p) {

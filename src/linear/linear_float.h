@@ -299,7 +299,8 @@ QF_INLINE void multiply_float(const Batch<typename A::Dot::Word>& c) {
 
 template <class A>
 QF_INLINE Plan make_float_plan(const Problem& p) {
-  return make_plan(p, static_cast<int>(sizeof(typename A::Dot::Word)) / A::Dot::kPerWord, kFloatSegment);
+  constexpr int64_t kBytes = static_cast<int64_t>(sizeof(typename A::Dot::Word)) / A::Dot::kPerWord;
+  return make_plan(p, {kBytes, kBytes}, kFloatSegment, act_group_of_segments(p, A::kScalesSums));
 }
 
 template <class A>
@@ -309,8 +310,8 @@ QF_INLINE void launch_float(const Problem& p, const Launch& launch) {
   char* workspace = static_cast<char*>(launch.workspace);
   auto* segments = reinterpret_cast<Segment*>(workspace + plan.segments);
   const bool has_x_scales = A::kScalesSums && p.has_act_quant();
-  const int64_t act_group = has_x_scales && !p.is_whole_row_act() ? p.act_group : plan.k_padded + 1;
-  const int64_t num_segments = cut_segments(p, kFloatSegment, act_group, segments);
+  const int64_t num_segments =
+      cut_segments(p, kFloatSegment, act_group_of_segments(p, A::kScalesSums), 1, segments).segments;
   auto* x = reinterpret_cast<Word*>(workspace + plan.x);
   auto* x_scales = reinterpret_cast<float*>(workspace + plan.x_scale);
   const int64_t x_row_bytes = round_up(p.k, 16) * static_cast<int64_t>(sizeof(Word)) / A::Dot::kPerWord;

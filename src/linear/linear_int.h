@@ -68,10 +68,11 @@ QF_INLINE int32_t load_codes(const Problem& p, int64_t r, int64_t k, int64_t n, 
   return sum;
 }
 
-// Rows [row, row + rows) of a batch, a tile. `ordered` has room for them where columns are reordered.
-template <class S>
-QF_INLINE void prepare_int_tile(const IntBatch& c, int64_t row, int64_t rows, float* scales, int32_t* sums,
-                                int8_t* ordered, int32_t* x) {
+// Rows [row, row + rows) of a batch, at most kMaxTileRows. `ordered` has room for them where columns are
+// reordered. place(segment, words, stride) puts their words of a segment where they belong.
+template <class S, class Place>
+QF_INLINE void prepare_int_rows(const IntBatch& c, int64_t row, int64_t rows, float* scales, int32_t* sums,
+                                int8_t* ordered, const Place& place) {
   const Problem& p = c.p;
   const int32_t* k_map = p.packed.k_map();
   const int64_t r0 = c.to.first_row + row, ordered_stride = round_up(p.k, 16);
@@ -102,8 +103,7 @@ QF_INLINE void prepare_int_tile(const IntBatch& c, int64_t row, int64_t rows, fl
       int32_t& to = sums[c.sums_at(s, row + i)];
       to = c.has_int_totals && s > 0 ? to + sum : sum;
     }
-    interleave_rows(words[0], kLongIntSegment / 4, rows, length / 4,
-                    x + segment.begin / 4 * c.rows + row * (length / 4));
+    place(segment, words[0], kLongIntSegment / 4);
   }
 }
 
@@ -336,15 +336,24 @@ QF_INLINE void multiply_int(const IntBatch& c) {
 
 // ---- The call ----
 
+// One scale for all of k.
+QF_INLINE bool has_int_totals(const Plan& plan) {
+  return plan.num_groups == 1 && plan.act_groups == 1 && plan.k_padded <= kMaxIntLength;
+}
+
+QF_INLINE Plan make_int_plan(const Problem& p) {
+  return make_plan(p, {1, 1}, kIntSegment, act_group_of_segments(p, true));
+}
+
 template <class S>
 QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
-  const Plan plan = make_plan(p, 1, kIntSegment);
+  const Plan plan = make_int_plan(p);
   char* workspace = static_cast<char*>(launch.workspace);
   auto* segments = reinterpret_cast<Segment*>(workspace + plan.segments);
-  const int64_t act_group = p.is_whole_row_act() ? plan.k_padded + 1 : p.act_group;
-  const bool has_int_totals = plan.num_groups == 1 && plan.act_groups == 1 && plan.k_padded <= kMaxIntLength;
-  const int64_t longest = has_int_totals && p.weight.format == QF_INT8 ? kLongIntSegment : kIntSegment;
-  const int64_t num_segments = cut_segments(p, longest, act_group, segments);
+  const bool is_long = has_int_totals(plan) && p.weight.format == QF_INT8;
+  const int64_t num_segments =
+      cut_segments(p, is_long ? kLongIntSegment : kIntSegment, act_group_of_segments(p, true), 1, segments)
+          .segments;
   auto* x = reinterpret_cast<int32_t*>(workspace + plan.x);
   auto* scales = reinterpret_cast<float*>(workspace + plan.x_scale);
   auto* sums = reinterpret_cast<int32_t*>(workspace + plan.x_sums);
@@ -356,11 +365,16 @@ QF_INLINE void launch_int(const Problem& p, const Launch& launch) {
     const Destination to = {p.out.is_quantized() && !p.out.is_static,
                             reinterpret_cast<float*>(workspace + plan.result), first_row};
     const IntBatch batch = {
-        {p, plan, segments, num_segments, x, rows, tile_rows, to, scales}, sums, has_int_totals};
+        {p, plan, segments, num_segments, x, rows, tile_rows, to, scales}, sums, has_int_totals(plan)};
     parallel_ranges(ceil_div(rows, tile_rows), 1, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin * tile_rows; row < end * tile_rows && row < rows; row += tile_rows) {
-        prepare_int_tile<S>(batch, row, rows - row < tile_rows ? rows - row : tile_rows,
-                            scales + row * plan.act_groups, sums, ordered + row * round_up(p.k, 16), x);
+        const int64_t count = rows - row < tile_rows ? rows - row : tile_rows;
+        prepare_int_rows<S>(
+            batch, row, count, scales + row * plan.act_groups, sums, ordered + row * round_up(p.k, 16),
+            [&](const Segment& segment, const int32_t* words, int64_t stride) __attribute__((always_inline)) {
+              const int64_t steps = (segment.end - segment.begin) / 4;
+              interleave_rows(words, stride, count, steps, x + segment.begin / 4 * rows + row * steps);
+            });
       }
     });
     multiply_int<S>(batch);

@@ -10,9 +10,7 @@ namespace {
 
 Verdict accepts(const Problem& p) { return linear::accepts_int(p, Avx512::kLanes); }
 
-size_t workspace_bytes(const Problem& p) {
-  return static_cast<size_t>(linear::make_plan(p, 1, linear::kIntSegment).total_bytes);
-}
+size_t workspace_bytes(const Problem& p) { return static_cast<size_t>(linear::make_int_plan(p).total_bytes); }
 
 void launch(const Problem& p, const Launch& launch) { linear::launch_int<Avx512>(p, launch); }
 

@@ -204,7 +204,7 @@ struct LimbPlan {
 };
 
 QF_INLINE LimbPlan make_limb_plan(const Problem& p) {
-  LimbPlan plan = {make_plan(p, kLimbs, kLimbSegment), 0, 0, 0, 0};
+  LimbPlan plan = {make_plan(p, {kLimbs, kLimbs}, kLimbSegment, act_group_of_segments(p, false)), 0, 0, 0, 0};
   const int64_t floats = plan.plan.batch_rows * plan.plan.max_segments * 4;
   plan.sums = plan.plan.total_bytes;
   plan.factors = plan.sums + round_up(kLimbs * floats, 64);
@@ -219,7 +219,8 @@ QF_INLINE void launch_limbs(const Problem& p, const Launch& launch) {
   const Plan& plan = limbs.plan;
   char* workspace = static_cast<char*>(launch.workspace);
   auto* segments = reinterpret_cast<Segment*>(workspace + plan.segments);
-  const int64_t num_segments = cut_segments(p, kLimbSegment, plan.k_padded + 1, segments);
+  const int64_t num_segments =
+      cut_segments(p, kLimbSegment, act_group_of_segments(p, false), 1, segments).segments;
   auto* x = reinterpret_cast<int32_t*>(workspace + plan.x);
   auto* sums = reinterpret_cast<int32_t*>(workspace + limbs.sums);
   auto* factors = reinterpret_cast<float*>(workspace + limbs.factors);

@@ -25,6 +25,7 @@ struct Segment {
   int32_t begin, end;
   int32_t group;      // of the weight's scales
   int32_t act_group;  // of x_scale
+  int32_t x_begin;    // begin, where every segment of x is padded to whole steps
 };
 
 // Rows up to which codes are decoded in registers, for one tile; with more rows a decoded segment is shared
@@ -36,7 +37,15 @@ inline constexpr int64_t kMinChunkRows = 128;           // fewer do not pay for 
 inline constexpr int64_t kChunkBytes = 768 * 1024;  // of prepared x: an L2 cache of 1.25 MB holds it beside w
 inline constexpr int64_t kPreparedBytes = 9 * 1024 * 1024;  // of prepared x: an L3 cache holds it
 
-// Sizes of a call and its workspace. XBytes is the size of one prepared number.
+// How a kernel keeps x.
+struct XShape {
+  int64_t bytes;          // of a prepared number
+  int64_t ordered_bytes;  // of one in a row that is copied for its columns to be gathered
+  int64_t step = 1;       // a segment is padded to a multiple of this
+  int64_t tile_rows = 1;  // and a batch of rows to one of this
+};
+
+// Sizes of a call and its workspace.
 struct Plan {
   int64_t k_padded, num_panels, num_groups;
   int64_t max_segments;
@@ -45,7 +54,41 @@ struct Plan {
   int64_t segments, x, x_scale, x_sums, x_row, result, total_bytes;  // offsets in the workspace
 };
 
-QF_INLINE Plan make_plan(const Problem& p, int x_bytes, int64_t segment_cap) {
+struct Cuts {
+  int64_t segments, x_columns;
+};
+
+// Cuts every group of the weight at multiples of `cap` from its begin, and at multiples of act_group. `out`
+// may be null.
+QF_INLINE Cuts cut_segments(const Problem& p, int64_t cap, int64_t act_group, int64_t step, Segment* out) {
+  const PackedHeader& h = *p.packed.header;
+  const int32_t* bounds = p.packed.bounds();
+  Cuts cuts = {};
+  for (int64_t g = 0; g < h.num_groups; ++g) {
+    for (int64_t begin = bounds[g]; begin < bounds[g + 1];) {
+      int64_t end = begin + cap;
+      const int64_t next_act = (begin / act_group + 1) * act_group;
+      if (end > next_act) end = next_act;
+      if (end > bounds[g + 1]) end = bounds[g + 1];
+      if (out) {
+        out[cuts.segments] = {static_cast<int32_t>(begin), static_cast<int32_t>(end), static_cast<int32_t>(g),
+                              static_cast<int32_t>(begin / act_group), static_cast<int32_t>(cuts.x_columns)};
+      }
+      ++cuts.segments, cuts.x_columns += round_up(end - begin, step);
+      begin = end;
+    }
+  }
+  return cuts;
+}
+
+// Where segments end besides the ends of the weight's groups: with the groups of the activations, if they
+// are quantized and sums are multiplied with their scales.
+QF_INLINE int64_t act_group_of_segments(const Problem& p, bool scales_sums) {
+  return scales_sums && p.has_act_quant() && !p.is_whole_row_act() ? p.act_group : int64_t{1} << 40;
+}
+
+// act_group: that of segments.
+QF_INLINE Plan make_plan(const Problem& p, const XShape& shape, int64_t segment_cap, int64_t act_group) {
   Plan plan = {};
   const PackedHeader* h = p.packed.header;
   plan.k_padded = h ? h->k_padded : round_up(p.k, 8) + 8 * p.weight.num_groups;  // without data: an upper
@@ -55,7 +98,12 @@ QF_INLINE Plan make_plan(const Problem& p, int x_bytes, int64_t segment_cap) {
   plan.act_groups = p.has_act_quant() ? ceil_div(p.k, p.act_group) : 1;
   plan.max_segments = plan.num_groups + plan.k_padded / segment_cap + plan.act_groups + 1;
 
-  const int64_t row_bytes = plan.k_padded * x_bytes > 0 ? plan.k_padded * x_bytes : 1;
+  int64_t x_columns = plan.k_padded;
+  if (shape.step > 1) {
+    x_columns = h ? cut_segments(p, segment_cap, act_group, shape.step, nullptr).x_columns
+                  : x_columns + plan.max_segments * shape.step;
+  }
+  const int64_t row_bytes = x_columns * shape.bytes > 0 ? x_columns * shape.bytes : 1;
   int64_t rows = kPreparedBytes / row_bytes;
   rows = rows < kMaxChunkRows ? kMaxChunkRows : rows;
   plan.batch_rows = p.m < rows ? p.m : rows;
@@ -67,33 +115,14 @@ QF_INLINE Plan make_plan(const Problem& p, int x_bytes, int64_t segment_cap) {
     return at;
   };
   plan.segments = reserve(plan.max_segments * static_cast<int64_t>(sizeof(Segment)));
-  plan.x = reserve(plan.batch_rows * plan.k_padded * x_bytes);
+  plan.x = reserve(round_up(plan.batch_rows, shape.tile_rows) * row_bytes);
   plan.x_scale = reserve(plan.batch_rows * plan.act_groups * 4);
   plan.x_sums = reserve(plan.batch_rows * plan.max_segments * 4);
   // Columns in another order than x has them are gathered from a copy of the row.
-  plan.x_row = reserve(!h || h->has_k_map ? plan.batch_rows * round_up(p.k, 16) * x_bytes : 0);
+  plan.x_row = reserve(!h || h->has_k_map ? plan.batch_rows * round_up(p.k, 16) * shape.ordered_bytes : 0);
   plan.result = reserve(p.out.is_quantized() && !p.out.is_static ? plan.batch_rows * p.n_out * 4 : 0);
   plan.total_bytes = offset;
   return plan;
-}
-
-// Cuts every group of the weight at multiples of `cap` from its begin, and at multiples of act_group.
-QF_INLINE int64_t cut_segments(const Problem& p, int64_t cap, int64_t act_group, Segment* out) {
-  const PackedHeader& h = *p.packed.header;
-  const int32_t* bounds = p.packed.bounds();
-  int64_t count = 0;
-  for (int64_t g = 0; g < h.num_groups; ++g) {
-    for (int64_t begin = bounds[g]; begin < bounds[g + 1];) {
-      int64_t end = begin + cap;
-      const int64_t next_act = (begin / act_group + 1) * act_group;
-      if (end > next_act) end = next_act;
-      if (end > bounds[g + 1]) end = bounds[g + 1];
-      out[count++] = {static_cast<int32_t>(begin), static_cast<int32_t>(end), static_cast<int32_t>(g),
-                      static_cast<int32_t>(begin / act_group)};
-      begin = end;
-    }
-  }
-  return count;
 }
 
 // Whether the packed columns are in another order than those of x. Where only shapes are known (explain), as
@@ -265,13 +294,18 @@ struct PanelScales {
   }
 };
 
-// Rows of a chunk: whole tiles, and about the same number in every chunk. As many as the L2 cache holds, if
-// these are enough; else x streams past every pair of panels, and the more rows, the less decoding.
-QF_INLINE int64_t chunk_rows_for(int64_t rows, int64_t row_bytes, int64_t tile_rows) {
-  const int64_t held = kChunkBytes / (row_bytes + 1);
-  const int64_t most = held < kMinChunkRows || held > kMaxChunkRows ? kMaxChunkRows : held;
+// Rows of a chunk: whole tiles, about the same number in every chunk, `most` at most.
+QF_INLINE int64_t even_chunk_rows(int64_t rows, int64_t most, int64_t tile_rows) {
   const int64_t tiles = ceil_div(rows, tile_rows), chunks = ceil_div(tiles, most / tile_rows);
   return chunks == 0 ? tile_rows : ceil_div(tiles, chunks) * tile_rows;
+}
+
+// As many rows as the L2 cache holds, if these are enough; else x streams past every pair of panels, and the
+// more rows, the less decoding.
+QF_INLINE int64_t chunk_rows_for(int64_t rows, int64_t row_bytes, int64_t tile_rows) {
+  const int64_t held = kChunkBytes / (row_bytes + 1);
+  return even_chunk_rows(rows, held < kMinChunkRows || held > kMaxChunkRows ? kMaxChunkRows : held,
+                         tile_rows);
 }
 
 // A batch of prepared rows: words of x as its kernel multiplies them, [segment][tile][step of k][rows of the
@@ -414,28 +448,35 @@ QF_INLINE int64_t panel_grain(const Plan& plan, int64_t rows) {
   return ceil_div(kMinPartProducts, rows * (plan.k_padded + 1) * 2 * S::kLanes);
 }
 
-// All rows of a batch by all panels. Threads divide the pairs of panels, each of which is as many shares as
-// there are chunks of rows: the ranges are equal, and what a thread has of a chunk comes before the next
-// chunk.
-template <class Work>
-QF_INLINE void multiply_batch(const Work& work) {
-  const auto& c = work.batch;
-  constexpr int64_t kPanels = kMaxTilePanels<typename Work::Dot::S>;
-  const int64_t panels = c.plan.num_panels;
-  const int64_t x_row_bytes = c.plan.k_padded * static_cast<int64_t>(sizeof(*c.x)) / Work::Dot::kPerWord;
-  const int64_t chunk_rows = chunk_rows_for(c.rows, x_row_bytes, c.tile_rows);
-  const int64_t chunks = ceil_div(c.rows, chunk_rows);
-  const int64_t grain = ceil_div(panel_grain<typename Work::Dot::S>(c.plan, chunk_rows), kPanels);
+// multiply(row0, row1, first, last) for chunks of rows and ranges of panels, all of them together. Threads
+// divide the runs of kPanels panels, each of which is as many shares as there are chunks of rows: the ranges
+// are equal, and what a thread has of a chunk comes before the next chunk.
+template <class S, int64_t kPanels, class Multiply>
+QF_INLINE void divide_batch(const Plan& plan, int64_t rows, int64_t chunk_rows, const Multiply& multiply) {
+  const int64_t panels = plan.num_panels, chunks = ceil_div(rows, chunk_rows);
+  const int64_t grain = ceil_div(panel_grain<S>(plan, chunk_rows), kPanels);
   parallel_ranges(ceil_div(panels, kPanels) * chunks, grain, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       // Shares [begin, end) with share % chunks == chunk.
       const int64_t first = (begin + chunks - 1 - chunk) / chunks * kPanels;
       const int64_t last = (end + chunks - 1 - chunk) / chunks * kPanels;
       const int64_t row = chunk * chunk_rows;
-      multiply_chunk(work, row, row + chunk_rows < c.rows ? row + chunk_rows : c.rows, first,
-                     last < panels ? last : panels);
+      multiply(row, row + chunk_rows < rows ? row + chunk_rows : rows, first, last < panels ? last : panels);
     }
   });
+}
+
+// All rows of a batch by all panels.
+template <class Work>
+QF_INLINE void multiply_batch(const Work& work) {
+  using S = typename Work::Dot::S;
+  const auto& c = work.batch;
+  const int64_t x_row_bytes = c.plan.k_padded * static_cast<int64_t>(sizeof(*c.x)) / Work::Dot::kPerWord;
+  const int64_t chunk_rows = chunk_rows_for(c.rows, x_row_bytes, c.tile_rows);
+  divide_batch<S, kMaxTilePanels<S>>(c.plan, c.rows, chunk_rows,
+                                     [&](int64_t row0, int64_t row1, int64_t first, int64_t last) {
+                                       multiply_chunk(work, row0, row1, first, last);
+                                     });
 }
 
 }  // namespace quantfuse::linear

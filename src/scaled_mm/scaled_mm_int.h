@@ -79,10 +79,11 @@ QF_INLINE int32_t load_row_bytes(const Problem& p, int64_t r, int64_t k, int64_t
   return S::reduce_add(sum);
 }
 
-template <class S>
-__attribute__((noinline)) void prepare_int_tile(const Batch& batch, int64_t row) {
+// Rows [row, row + rows) of a batch, at most kMaxTileRows. place(segment, words, stride) puts their words of
+// a segment where they belong.
+template <class S, class Place>
+QF_INLINE void prepare_int_rows(const Batch& batch, int64_t row, int64_t rows, const Place& place) {
   const Problem& p = batch.p;
-  const int64_t rows = batch.rows_of_tile(row);
   alignas(64) int32_t words[kMaxTileRows][kIntSegment / 4];
   uint32_t totals[kMaxTileRows] = {};
   for (int64_t s = 0; s < batch.plan.num_segments; ++s) {
@@ -95,10 +96,19 @@ __attribute__((noinline)) void prepare_int_tile(const Batch& batch, int64_t row)
       totals[i] += static_cast<uint32_t>(sum);
       batch.scales_at(s)[row + i] = p.a_scale_at(r, segment.a_group);
     }
-    interleave_rows(words[0], kIntSegment / 4, rows, segment.words,
-                    batch.tile_at(segment, row, segment.words));
+    place(segment, words[0], kIntSegment / 4);
   }
   for (int64_t i = 0; i < rows; ++i) batch.row_sums()[row + i] = static_cast<int32_t>(totals[i]);
+}
+
+template <class S>
+__attribute__((noinline)) void prepare_int_tile(const Batch& batch, int64_t row) {
+  const int64_t rows = batch.rows_of_tile(row);
+  prepare_int_rows<S>(
+      batch, row,
+      rows, [&](const Segment& segment, const int32_t* words, int64_t stride) __attribute__((always_inline)) {
+        interleave_rows(words, stride, rows, segment.words, batch.tile_at(segment, row, segment.words));
+      });
 }
 
 // ---- Products ----
@@ -216,48 +226,22 @@ __attribute__((noinline)) void add_scaled_int_tile(const Problem& p, const IntCo
       });
 }
 
-template <class S>
-class IntPanels {
+// Totals of a group of panels for a chunk of rows, [panel][rows, whole tiles of kTileRows][2][lanes], and
+// their epilogue. How they come about is the work of what is derived from it.
+template <class S, int64_t kTileRows>
+class IntTotals {
  public:
-  QF_INLINE IntPanels(const Batch& batch, const Block& block)
+  QF_INLINE IntTotals(const Batch& batch, const Block& block)
       : batch_(batch), p_(batch.p), is_int_(has_int_totals(batch.p)), panels_(block.panels) {
     for (int64_t i = 0; i < panels_; ++i) columns_[i].init(p_, block.panel + i);
   }
 
   QF_INLINE void begin(Chunk chunk) {
-    chunk_ = chunk;
+    chunk_ = chunk, panel_rows_ = round_up(chunk.row1 - chunk.row0, kTileRows);
     if (!is_int_ || batch_.plan.num_segments == 0) {
-      __builtin_memset(&totals_, 0, static_cast<size_t>(panels_ * (chunk.row1 - chunk.row0) * 2 * L * 4));
+      __builtin_memset(&totals_, 0, static_cast<size_t>(at(panels_, chunk.row0) * 4));
     }
     for (int64_t i = 0; i < panels_; ++i) columns_[i].clear();
-  }
-
-  template <int NP>
-  QF_INLINE void add(int64_t s, int64_t i, const int32_t* b) {
-    const Segment& segment = batch_.segments[s];
-    IntColumns<S>* columns = columns_ + i;
-    for (int q = 0; q < NP; ++q) {
-      if (!is_int_) columns[q].clear(), columns[q].load_scales(p_, segment.b_group);
-      if (p_.a_zero)
-        columns[q].add_sums(b + q * segment.words * 2 * L, segment.count, code_offset(p_.b_format));
-    }
-    auto ahead = b_ahead<S, NP>(batch_, s + 1, columns->col);
-    for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {
-      const int32_t* a = batch_.tile_at(segment, row, segment.words);
-      if (s + 1 == batch_.plan.num_segments) fetch_c(row, columns->col, columns[NP - 1].col);
-      choose_tile_rows(
-          batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
-            if (is_int_) {
-              add_int_tile<S, mt.value, NP>(s == 0, a, b, segment.words, totals_.ints + at(i, row),
-                                            at(1, chunk_.row0), ahead);
-            } else {
-              add_scaled_int_tile<S, mt.value, NP>(p_, columns, batch_.first_row + row, a, b, segment.words,
-                                                   batch_.sums_at(s) + row, batch_.scales_at(s) + row,
-                                                   totals_.floats + at(i, row), at(1, chunk_.row0), ahead);
-            }
-          });
-      ahead.line += segment.words / 2;
-    }
   }
 
   QF_INLINE void finish() {
@@ -275,9 +259,17 @@ class IntPanels {
     }
   }
 
- private:
+ protected:
   static constexpr int64_t L = S::kLanes;
 
+  // The columns of panels [i, i + count) for segment s, whose packed b is at `b`.
+  QF_INLINE void begin_segment(const Segment& segment, int64_t i, int64_t count, const int32_t* b) {
+    for (int64_t q = 0; q < count; ++q) {
+      IntColumns<S>& columns = columns_[i + q];
+      if (!is_int_) columns.clear(), columns.load_scales(p_, segment.b_group);
+      if (p_.a_zero) columns.add_sums(b + q * segment.words * 2 * L, segment.count, code_offset(p_.b_format));
+    }
+  }
   // What a tile will write of c, fetched while it is multiplied: rows are far apart, and stores would wait
   // for one line after the other.
   QF_INLINE void fetch_c(int64_t row, int64_t first_col, int64_t last_col) const {
@@ -290,7 +282,7 @@ class IntPanels {
     }
   }
   QF_INLINE int64_t at(int64_t panel, int64_t row) const {
-    return (panel * (chunk_.row1 - chunk_.row0) + row - chunk_.row0) * 2 * L;
+    return (panel * panel_rows_ + row - chunk_.row0) * 2 * L;
   }
 
   const Batch& batch_;
@@ -298,11 +290,46 @@ class IntPanels {
   const bool is_int_;
   const int64_t panels_;
   Chunk chunk_ = {};
+  int64_t panel_rows_ = 0;
   IntColumns<S> columns_[kMaxGroup];
   alignas(64) union {
     int32_t ints[kMaxTotalRows * 2 * L];
     float floats[kMaxTotalRows * 2 * L];
   } totals_;
+};
+
+template <class S>
+class IntPanels : public IntTotals<S, 1> {
+ public:
+  using IntTotals<S, 1>::IntTotals;
+
+  template <int NP>
+  QF_INLINE void add(int64_t s, int64_t i, const int32_t* b) {
+    const Batch& batch = this->batch_;
+    const Problem& p = this->p_;
+    const Chunk chunk = this->chunk_;
+    const Segment& segment = batch.segments[s];
+    const IntColumns<S>* columns = this->columns_ + i;
+    this->begin_segment(segment, i, NP, b);
+    auto ahead = b_ahead<S, NP>(batch, s + 1, columns->col);
+    for (int64_t row = chunk.row0; row < chunk.row1; row += batch.tile_rows) {
+      const int32_t* a = batch.tile_at(segment, row, segment.words);
+      if (s + 1 == batch.plan.num_segments) this->fetch_c(row, columns->col, columns[NP - 1].col);
+      choose_tile_rows(
+          batch.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
+            const int64_t to = this->at(i, row), panel_totals = this->at(1, chunk.row0);
+            if (this->is_int_) {
+              add_int_tile<S, mt.value, NP>(s == 0, a, b, segment.words, this->totals_.ints + to,
+                                            panel_totals, ahead);
+            } else {
+              add_scaled_int_tile<S, mt.value, NP>(p, columns, batch.first_row + row, a, b, segment.words,
+                                                   batch.sums_at(s) + row, batch.scales_at(s) + row,
+                                                   this->totals_.floats + to, panel_totals, ahead);
+            }
+          });
+      ahead.line += segment.words / 2;
+    }
+  }
 };
 
 template <class S>

@@ -26,7 +26,7 @@ namespace quantfuse::scaled_mm {
 // A run of k with one scale of each row of a and each column of b.
 struct Segment {
   int64_t begin, count;  // of k
-  int64_t words;         // of 4 k, the last one padded
+  int64_t words;         // of 4 k, the last one padded, and padded to whole steps
   int64_t unit, word;    // units of prepared a, and words of packed b, before it
   int64_t a_group, b_group;
 };
@@ -37,6 +37,11 @@ struct Blocking {
   int64_t segment;             // longest, in k
   int64_t group;               // largest, in panels
   int64_t min_rows, max_rows;  // of a chunk
+  int64_t tile_rows = 0;       // of a, padded to whole tiles; 0: equal tiles of at most kMaxTileRows
+  int64_t step_units = 1;      // a segment is padded to a multiple of this
+
+  QF_INLINE int64_t tile_rows_of(int64_t rows) const { return tile_rows ? tile_rows : tile_rows_for(rows); }
+  QF_INLINE int64_t units(int64_t count) const { return round_up(ceil_div(count, per_unit), step_units); }
 };
 
 // What a block needs of its thread's stack: 128 KB for a packed segment, 96 KB for totals (half of it with
@@ -64,9 +69,9 @@ QF_INLINE Segment for_each_segment(const Problem& p, const Blocking& blocking, c
     end = end < b_end ? end : b_end;
     end = end < p.k ? end : p.k;
     s.count = end - s.begin;
-    s.words = ceil_div(s.count, 4);
+    s.words = round_up(ceil_div(s.count, 4), blocking.step_units);
     body(static_cast<const Segment&>(s));
-    s.unit += ceil_div(s.count, blocking.per_unit);
+    s.unit += blocking.units(s.count);
     s.word += s.words;
     s.begin = end;
   }
@@ -85,6 +90,11 @@ struct Plan {
 
   QF_INLINE bool has_kept_groups() const { return batch_rows > chunk_rows; }
 };
+
+// Rows for which a batch has room.
+QF_INLINE int64_t padded_rows(const Blocking& blocking, int64_t rows) {
+  return blocking.tile_rows ? round_up(rows, blocking.tile_rows) : rows;
+}
 
 // Rows of a chunk: whole tiles, as many as fit the cache, and about the same number in every chunk.
 QF_INLINE int64_t chunk_rows_for(const Plan& plan, const Blocking& blocking, int64_t rows,
@@ -111,7 +121,7 @@ QF_INLINE Plan make_plan(const Problem& p, const Blocking& blocking) {
   int64_t rows = kPreparedBytes / (plan.row_units * 4 + 1);
   rows = rows < blocking.max_rows ? blocking.max_rows : rows;
   plan.batch_rows = p.m < rows ? p.m : rows;
-  plan.tile_rows = tile_rows_for(plan.batch_rows);
+  plan.tile_rows = blocking.tile_rows_of(plan.batch_rows);
   plan.chunk_rows = chunk_rows_for(plan, blocking, plan.batch_rows, plan.tile_rows);
 
   int64_t offset = 0;
@@ -121,7 +131,7 @@ QF_INLINE Plan make_plan(const Problem& p, const Blocking& blocking) {
     return at;
   };
   plan.segments = reserve(plan.num_segments * static_cast<int64_t>(sizeof(Segment)));
-  plan.a = reserve(plan.batch_rows * plan.row_units * 4);
+  plan.a = reserve(padded_rows(blocking, plan.batch_rows) * plan.row_units * 4);
   plan.scales = reserve(plan.batch_rows * plan.num_segments * 4);
   plan.sums = reserve(plan.batch_rows * (plan.num_segments + 1) * 4);
   const int64_t groups = ceil_div(plan.num_panels, blocking.group);
@@ -139,11 +149,11 @@ struct Batch {
   int32_t* a;     // prepared, words of 4 codes or bits of floats
   float* scales;  // [segment][row]: of a
   int32_t* sums;  // [segment][row]: of the codes of a, and [row] over all k behind them
-  int64_t first_row = 0, rows = 0, tile_rows = 0, chunk_rows = 0;
+  int64_t first_row = 0, rows = 0, padded_rows = 0, tile_rows = 0, chunk_rows = 0;
 
   // Prepared rows of the tile that begins at `row`, with `units` in the segment.
   QF_INLINE int32_t* tile_at(const Segment& s, int64_t row, int64_t units) const {
-    return a + s.unit * rows + row * units;
+    return a + s.unit * padded_rows + row * units;
   }
   QF_INLINE float* scales_at(int64_t segment) const { return scales + segment * rows; }
   QF_INLINE int32_t* sums_at(int64_t segment) const { return sums + segment * rows; }
@@ -185,9 +195,9 @@ QF_INLINE void run_batches(const Problem& p, const Blocking& blocking, const Lau
 
   for (int64_t first_row = 0; first_row < p.m; first_row += plan.batch_rows) {
     const int64_t rows = p.m - first_row < plan.batch_rows ? p.m - first_row : plan.batch_rows;
-    const int64_t tile_rows = tile_rows_for(rows);
+    const int64_t tile_rows = blocking.tile_rows_of(rows);
     const int64_t chunk_rows = chunk_rows_for(plan, blocking, rows, tile_rows);
-    batch.first_row = first_row, batch.rows = rows;
+    batch.first_row = first_row, batch.rows = rows, batch.padded_rows = padded_rows(blocking, rows);
     batch.tile_rows = tile_rows, batch.chunk_rows = chunk_rows;
     parallel_ranges(ceil_div(rows, tile_rows), ceil_div(kMinPartProducts / 16, tile_rows * (p.k + 1)),
                     [&](int64_t begin, int64_t end) {
