@@ -88,8 +88,9 @@ std::vector<Row> rows() {
   awq.n = 4, awq.k = 256, awq.t = 16;
 
   const WeightSpec int4 = {QF_INT4, {1, 128}}, int8 = {QF_INT8, {1, 0}}, fp8 = {QF_FP8_E4M3, {128, 128}};
-  const WeightSpec mxfp4 = {QF_FP4_E2M1, {1, 32}, true};
-  const WeightSpec nf4 = {QF_NF4, {1, 64}};
+  const WeightSpec mxfp4 = {QF_FP4_E2M1, {1, 32}, true}, e2m1 = {QF_FP4_E2M1, {1, 64}};
+  const WeightSpec small_groups = {QF_INT4, {1, 32}};
+  const WeightSpec nf4 = {QF_NF4, {1, 64}}, iq4_nl = {QF_IQ4_NL, {1, 32}};
   WeightSpec float_zero = int4, act_order = int4, gptq = int4, offsets = int4;
   offsets.has_offset = true;
   float_zero.is_asymmetric = float_zero.has_float_zero = true;
@@ -119,11 +120,14 @@ std::vector<Row> rows() {
       bf16_row("int4 weight, asymmetric", "linear_limbs", linear(gptq, QF_FORMAT_NONE, 1)),
       row("int4 weight, float zeros", "linear_limbs", linear(float_zero, QF_FORMAT_NONE, 1)),
       row("int4 weight, offsets", "linear_limbs", linear(offsets, QF_FORMAT_NONE, 1)),
-      row("nf4 weight", "linear_float", linear(nf4, QF_FORMAT_NONE, 1)),
       bf16_row("int4 weight, act-order", "linear_float", linear(act_order, QF_FORMAT_NONE, 1)),
       bf16_row("int8 weight", "linear_limbs", linear(int8, QF_FORMAT_NONE, 1)),
       bf16_row("fp8 weight", "linear_float", linear(fp8, QF_FORMAT_NONE, 1)),
       bf16_row("mxfp4 weight", "linear_float", linear(mxfp4, QF_FORMAT_NONE, 1)),
+      bf16_row("iq4_nl weight", "linear_float", linear(iq4_nl, QF_FORMAT_NONE, 1)),
+      bf16_row("e2m1 weight", "linear_limbs", linear(e2m1, QF_FORMAT_NONE, 1)),
+      bf16_row("int4 weight in small groups", "linear_float", linear(small_groups, QF_FORMAT_NONE, 1)),
+      row("nf4 weight", "linear_float", linear(nf4, QF_FORMAT_NONE, 1)),
       row("f32 weight", "linear_float", linear({QF_F32, {}}, QF_FORMAT_NONE, 1)),
       on_tiles("linear_bf16_amx",
                bf16_row("bf16 weight, many rows", "linear_float", linear({QF_BF16, {}}, QF_FORMAT_NONE, 64))),
@@ -142,6 +146,10 @@ std::vector<Row> rows() {
                row("int8 weight, int8 activations by groups", "linear_int", linear(int8, QF_INT8, 16, 64))),
       row("int4 weight, float zeros, int8 activations", "linear_float", linear(float_zero, QF_INT8, 16)),
       row("int4 weight, offsets, int8 activations", "linear_float", linear(offsets, QF_INT8, 16)),
+      on_tiles("linear_int_amx",
+               row("mxfp4 weight, int8 activations", "linear_int", linear(mxfp4, QF_INT8, 16))),
+      on_tiles("linear_int_amx",
+               row("iq4_nl weight, int8 activations", "linear_int", linear(iq4_nl, QF_INT8, 16))),
       row("nf4 weight, int8 activations", "linear_float", linear(nf4, QF_INT8, 16)),
       on_tiles("linear_bf16_amx",
                bf16_row("fp8 weight, fp8 activations", "linear_float", linear(fp8, QF_FP8_E4M3, 16))),
@@ -165,6 +173,10 @@ std::string expected_kernel(const Case& c, const Row& r) {
   const std::string isa = nlohmann::json::parse(info).at("cpu").at("isa");
   if (isa == "scalar" || family.empty()) return c.op + "_ref";
   if (isa == "avx2") return (family == "linear_limbs" ? "linear_float" : family) + "_avx2";
+  if (isa == "avx_vnni") {
+    const bool is_of_bytes = family == "linear_limbs" || family.find("_int") != std::string::npos;
+    return family + (is_of_bytes ? "_avx_vnni" : "_avx2");
+  }
   if (isa == "amx" && !r.on_tiles.empty()) return r.on_tiles;
   return isa == "avx512_bf16" && r.is_for_bf16 ? "linear_bf16_avx512_bf16" : family + "_avx512";
 }

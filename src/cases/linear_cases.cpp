@@ -14,7 +14,7 @@
 #include "cases/test_cases.h"
 #include "cases/weight.h"
 #include "core/dot_products.h"
-#include "formats/codes.h"
+#include "formats/integer_bytes.h"
 
 namespace quantfuse::cases {
 namespace {
@@ -218,8 +218,8 @@ class LinearCase final : public OperationCase<qf_linear_args> {
         bounds[at] = 0x1p-25 * std::accumulate(row, row + k, 0.0);
       }
     }
-    const bool may_be_fixed_point =
-        spec_.act_format == QF_FORMAT_NONE && spec_.dtype.bits == 16 && is_integer(spec_.weight.format);
+    const bool may_be_fixed_point = spec_.act_format == QF_FORMAT_NONE && spec_.dtype.bits == 16 &&
+                                    has_integer_numbers(spec_.weight.format);
     for (int64_t t = 0; may_be_fixed_point && t < k; t += kFixedPointTile) {
       const int64_t end = std::min(t + kFixedPointTile, k);
       std::vector<double> of_weight(static_cast<size_t>(n));

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Words of a packed panel (linear/packed.h) as vectors: the k-th number of each lane's word as a float, or
-// 4-bit codes spread to bytes.
+// codes as bytes.
 #pragma once
 
 #include "cpu/tile.h"
+#include "formats/integer_bytes.h"
 
 namespace quantfuse {
 
@@ -136,15 +137,26 @@ QF_INLINE void decode_panel(const Decoder& decoder, const uint8_t* codes, [[mayb
   }
 }
 
-// 8 nibbles of a word as 2 words of 4 bytes: the low ones are the first 4 k.
-template <class S>
-struct NibbleDecoder {
+// Codes as the unsigned bytes that a dot product takes (has_integer_numbers), 4 k in a word. Of a word of 8
+// nibbles the low ones are the first 4 k. Stored INT4 and INT8 codes are such bytes; others are looked up.
+template <class S, qf_format Format>
+struct ByteDecoder {
   using Dot = ByteDot<S>;
-  static constexpr int kPerWord = 8, kSteps = 2;
+  static constexpr bool kIs4Bit = is_packed_4bit(Format), kIsLookedUp = kIs4Bit && Format != QF_INT4;
+  static constexpr int kPerWord = 32 / code_bits(Format), kSteps = kPerWord / 4;
+  typename S::I table;
+
+  QF_INLINE explicit ByteDecoder([[maybe_unused]] qf_format format) {
+    table = S::zero_i();
+    if constexpr (kIsLookedUp)
+      table = S::table_u8(format == QF_IQ4_NL ? kBytesOfIq4Nl.bytes : kBytesOfE2m1.bytes);
+  }
 
   template <int Step, bool HasZeros>
   QF_INLINE typename S::I step(typename S::I word, typename S::F) const {
-    return S::and_(Step == 0 ? word : S::template shr<4>(word), S::set1(0x0f0f0f0f));
+    if constexpr (!kIs4Bit) return word;
+    const auto codes = S::and_(Step == 0 ? word : S::template shr<4>(word), S::set1(0x0f0f0f0f));
+    return kIsLookedUp ? S::lookup_u8(table, codes) : codes;
   }
 };
 

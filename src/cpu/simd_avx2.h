@@ -206,6 +206,12 @@ struct Avx2 {
     return acc + (Sums)_mm256_madd_epi16(w_even, x_even) + (Sums)_mm256_madd_epi16(w_odd, x_odd);
   }
 
+  // A table of 16 bytes, looked up by each byte, which is below 16.
+  QF_SIMD I table_u8(const uint8_t* bytes) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  }
+  QF_SIMD I lookup_u8(I table, I index) { return _mm256_shuffle_epi8(table, index); }
+
   // A table of 16 floats looked up by the low 4 bits of each lane: vpermps knows 8 entries, so two and a
   // blend.
   static constexpr bool kLooksUpAtOnce = false;

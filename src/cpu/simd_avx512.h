@@ -166,6 +166,11 @@ struct Avx512 {
   using Table16 = __m512;
   QF_SIMD Table16 table16(const float* values) { return _mm512_loadu_ps(values); }
   QF_SIMD F lookup(Table16 t, I index) { return _mm512_permutexvar_ps(index, t); }
+  // A table of 16 bytes, looked up by each byte, which is below 16.
+  QF_SIMD I table_u8(const uint8_t* bytes) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  }
+  QF_SIMD I lookup_u8(I table, I index) { return _mm512_shuffle_epi8(table, index); }
   // A table of 32 16-bit words, or of 64 in two vectors, looked up by the low 5 or 6 bits of each of 32
   // 16-bit lanes.
   QF_SIMD I lookup_u16(I table, I index) { return _mm512_permutexvar_epi16(index, table); }

@@ -229,6 +229,12 @@ QF_INLINE void choose_tile_rows(int64_t rows, const Body& body) {
 // Brings words of `count` rows, `stride` apart, into the order of a tile: out [step][count].
 template <class Word>
 QF_INLINE void interleave_rows(const Word* rows, int64_t stride, int64_t count, int64_t steps, Word* out) {
+  if (count > kMaxTileRows) {  // a tile of its own kind
+    for (int64_t step = 0; step < steps; ++step) {
+      for (int64_t m = 0; m < count; ++m) *out++ = rows[m * stride + step];
+    }
+    return;
+  }
   choose_tile_rows(
       count, [&](auto mt) __attribute__((always_inline)) {
         for (int64_t step = 0; step < steps; ++step, out += mt.value) {

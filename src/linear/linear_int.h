@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = act(x w^T) in integer arithmetic: weights of INT4 or INT8 codes, x quantized to INT8 per row or per row
-// and group.
+// y = act(x w^T) in integer arithmetic: weights of integers times a unit (INT4, INT8, E2M1, IQ4_NL), x quantized
+// to INT8 per row or per row and group.
 //
 //   codes, 4 k per lane (unsigned) --dot product with x broadcast (signed)--> int32, exact within a segment
 //   of k
-//     - offset * (sum of x's codes): the weights are stored with an offset of 8 or 128 to be unsigned
+//     - offset * (sum of x's codes): the bytes of w have an offset to be unsigned (formats/integer_bytes.h)
 //     --convert, zero points, scale--> float32 totals
 //
-// For m <= 4 codes go from memory to registers. For more rows INT8 panels are multiplied as they lie in
-// memory, and INT4 panels are spread to bytes by the first tile of a segment, into L1.
+// The unit is part of x's scales. For m <= 4 codes go from memory to registers. For more rows INT8 panels are
+// multiplied as they lie in memory, and 4-bit panels become bytes by the first tile of a segment, into L1.
 #pragma once
 
 #include "linear/linear_panels.h"
@@ -35,11 +35,13 @@ struct IntBatch : Batch<int32_t> {
   int64_t sums_at(int64_t segment, int64_t row) const { return (has_int_totals ? 0 : segment) * rows + row; }
 };
 
+inline constexpr const char* kNoIntegers = "the weight's numbers are not integers times one unit";
+
 QF_INLINE Verdict accepts_int(const Problem& p, int lanes) {
   const PackedHeader* h = p.packed.header;
   const bool has_float_zeros = h ? h->has_float_zeros : p.weight.has_float_zeros();
   return packed_for(p, lanes)
-      .require(is_integer(p.weight.format), "the weight's codes are not integers")
+      .require(has_integer_numbers(p.weight.format), kNoIntegers)
       .require(p.act_format == QF_INT8, "the activations are not quantized to INT8")
       .require(!has_float_zeros, "the weight's zero points are not integers")
       .require(has_whole_act_groups(p), kNoWholeActGroups);
@@ -105,6 +107,8 @@ QF_INLINE void prepare_int_rows(const IntBatch& c, int64_t row, int64_t rows, fl
     }
     place(segment, words[0], kLongIntSegment / 4);
   }
+  const float unit = byte_unit_of(p.weight.format);
+  for (int64_t i = 0; unit != 1.0f && i < rows * c.plan.act_groups; ++i) scales[i] *= unit;
 }
 
 // ---- Products ----
@@ -116,23 +120,28 @@ struct CodeWork {
   using Dot = ByteDot<S>;
   static constexpr qf_format kFormat = kCodes;
   static constexpr int64_t L = S::kLanes;
-  static constexpr int32_t kOffset = kFormat == QF_INT4 ? 8 : 128;
+  using Decoder = ByteDecoder<S, kFormat>;
   const BatchOfX& batch;
+
+  // Format is the code path; only the weight's own format tells what is looked up.
+  QF_INLINE int32_t offset() const {
+    return byte_offset_of(Decoder::kIsLookedUp ? batch.p.weight.format : kFormat);
+  }
+  QF_INLINE Decoder decoder() const { return Decoder(batch.p.weight.format); }
 
   QF_INLINE const uint8_t* codes_at(int64_t panel, const Segment& segment) const {
     return batch.p.packed.codes(panel) + code_bytes(segment.begin);
   }
-  QF_INLINE static int64_t code_bytes(int64_t k) { return k * 2 * L / (kFormat == QF_INT4 ? 2 : 1); }
+  QF_INLINE static int64_t code_bytes(int64_t k) { return k * 2 * L * code_bits(kFormat) / 8; }
 
   // The sums of a tile, but for its last steps.
   template <int MT, int NP>
   QF_INLINE LastSteps<int32_t> multiply(Tile<Dot, MT, NP>& tile, const TilesOfWork<int32_t>& t) const {
-    if constexpr (kFormat == QF_INT4) {
+    if constexpr (Decoder::kIs4Bit) {
       if (t.decode_to) {
         const PackedRun run = {codes_at(t.panel, batch.segments[t.s]), batch.p.packed.panel_code_bytes(),
                                nullptr, 0};
-        tile.template add_decoding<false>(NibbleDecoder<S>{}, run, t.steps / 2, t.x, t.decode_to, t.w_stride,
-                                          t.ahead);
+        tile.template add_decoding<false>(decoder(), run, t.steps / 2, t.x, t.decode_to, t.w_stride, t.ahead);
         return {};
       }
     }
@@ -174,10 +183,10 @@ __attribute__((noinline, noclone)) void finish_ints(const IntBatch& c, int64_t r
 template <class Simd, qf_format Format>
 struct IntWork : CodeWork<Simd, Format, IntBatch> {
   using Base = CodeWork<Simd, Format, IntBatch>;
-  using Base::batch, Base::L, Base::kOffset;
+  using Base::batch, Base::L;
   using typename Base::Dot, typename Base::S;
   static constexpr int64_t kRowsOfToken = 1;
-  static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kIntSegment : 0;
+  static constexpr int64_t kMaxDecoded = Base::Decoder::kIs4Bit ? kIntSegment : 0;
 
   template <int MT, int NP>
   __attribute__((noinline)) void add(TilesOfWork<int32_t> t) const {
@@ -197,8 +206,9 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
         sum = S::sums(S::load_i(totals + m * totals_stride<S>(NP) + v * L));
       });
     } else {
+      const int32_t offset = this->offset();
       tile.each([&](auto& sum, auto m, auto)
-                    __attribute__((always_inline)) { sum = S::sums(S::set1(-kOffset * x_sums[m])); });
+                    __attribute__((always_inline)) { sum = S::sums(S::set1(-offset * x_sums[m])); });
     }
   }
   template <int MT, int NP>
@@ -242,9 +252,8 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
           if constexpr (HasZeros) {
             value = S::fnma(S::load(zeros + at), S::set1(static_cast<float>(x_sums[m])), value);
           }
-          auto scale = S::load(scales + at);
-          if constexpr (HasGroupScales) scale = S::mul(scale, S::set1(x_scales[m * act_groups]));
-          S::store(totals + to, S::fma(value, scale, S::load(before + to)));
+          if constexpr (HasGroupScales) value = S::mul(value, S::set1(x_scales[m * act_groups]));
+          S::store(totals + to, S::fma(value, S::load(scales + at), S::load(before + to)));
         });
   }
 
@@ -255,31 +264,41 @@ struct IntWork : CodeWork<Simd, Format, IntBatch> {
 
 // ---- m <= kDirectRows: codes go from memory to registers ----
 
-// A word of INT4 is two of bytes: low nibbles are the first 4 k, high ones the next 4.
 template <class Work, int MT, int NP>
 __attribute__((noinline)) void add_direct(const Work& work, const TilesOfWork<int32_t>& t) {
   using S = typename Work::S;
-  constexpr bool kIsInt4 = Work::kFormat == QF_INT4;
-  constexpr int64_t kWordBytes = 8 * S::kLanes;  // of a panel: two vectors of words
-  constexpr int kSteps = kIsInt4 ? 2 : 1;        // of 4 k
+  constexpr int64_t kWordBytes = 8 * S::kLanes;        // of a panel: two vectors of words
+  constexpr int kSteps = Work::Base::Decoder::kSteps;  // of 4 k
+  // The compiler keeps in registers what several products share: let that be the fewer, codes or rows of x.
+  constexpr int kVectors = NP * 2, kTogether = MT > kVectors ? kVectors : 1;
   const Segment& segment = work.batch.segments[t.s];
   const uint8_t* w = work.codes_at(t.panel, segment);
   const int64_t panel_bytes = work.batch.p.packed.panel_code_bytes();
   const int32_t* x = t.x;
   Tile<ByteDot<S>, MT, NP> tile;
   work.begin(tile, t);
-  const auto low = S::set1(0x0f0f0f0f);
+  const auto decoder = work.decoder();
   const int64_t words = (segment.end - segment.begin) / (4 * kSteps);
   for (int64_t i = 0; i < words; ++i, x += kSteps * MT, w += kWordBytes) {
-    unrolled<NP * 2>([&](auto v) __attribute__((always_inline)) {
-      const uint8_t* at = w + v / 2 * panel_bytes + v % 2 * 4 * S::kLanes;
-      if constexpr (v % 2 == 0 || S::kLanes == 16) __builtin_prefetch(at + kBytesAhead / NP, 0, 2);
-      const auto word = S::load_i(at);
+    unrolled<kVectors / kTogether>([&](auto run) __attribute__((always_inline)) {
+      constexpr int v0 = run * kTogether;
+      typename S::I words[kTogether];
+      unrolled<kTogether>([&](auto i) __attribute__((always_inline)) {
+        constexpr int v = v0 + i;
+        const uint8_t* at = w + v / 2 * panel_bytes + v % 2 * 4 * S::kLanes;
+        if constexpr (v % 2 == 0 || S::kLanes == 16) __builtin_prefetch(at + kBytesAhead / NP, 0, 2);
+        words[i] = S::load_i(at);
+      });
       unrolled<kSteps>([&](auto step) __attribute__((always_inline)) {
-        auto codes = word;
-        if constexpr (kIsInt4) codes = S::and_(step == 0 ? word : S::template shr<4>(word), low);
+        typename S::I codes[kTogether];
+        unrolled<kTogether>([&](auto i) __attribute__((always_inline)) {
+          codes[i] = decoder.template step<step.value, false>(words[i], S::zero());
+        });
         unrolled<MT>([&](auto m) __attribute__((always_inline)) {
-          tile.acc[m][v] = S::dot4(tile.acc[m][v], codes, S::set1(x[step * MT + m]));
+          const auto row = S::set1(x[step * MT + m]);
+          unrolled<kTogether>([&](auto i) __attribute__((always_inline)) {
+            tile.acc[m][v0 + i] = S::dot4(tile.acc[m][v0 + i], codes[i], row);
+          });
         });
       });
     });
@@ -307,7 +326,8 @@ template <int MT, class Work>
 QF_INLINE void multiply_direct(const Work& work) {
   using S = typename Work::S;
   constexpr int kMostSums = S::kRegisters == 32 ? 24 : 8;
-  constexpr int NP = (MT * 4 * kMaxTilePanels<S> <= kMostSums ? 2 : 1) * kMaxTilePanels<S>;
+  constexpr int kMostPanels = MT * 8 <= kMostSums ? 4 : MT * 4 <= kMostSums ? 2 : 1;
+  constexpr int NP = kMostPanels < 2 * kMaxTilePanels<S> ? kMostPanels : 2 * kMaxTilePanels<S>;
   const auto& c = work.batch;
   parallel_ranges(c.plan.num_panels, panel_grain<S>(c.plan, MT), [&](int64_t begin, int64_t end) {
     int64_t panel = begin;
@@ -329,9 +349,10 @@ QF_INLINE void multiply_codes(const IntBatch& c) {
 
 template <class S>
 QF_INLINE void multiply_int(const IntBatch& c) {
-  choose_value<QF_INT4, QF_INT8>(
-      c.p.weight.format, [&](auto format)
-                             __attribute__((always_inline)) { multiply_codes<S, format.value>(c); });
+  choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8>(
+      code_path(c.p.weight.format), [&](auto format) __attribute__((always_inline)) {
+        multiply_codes<S, format.value>(c);
+      });
 }
 
 // ---- The call ----

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// INT4 or INT8 weights times INT8 activations by products of tiles of bytes: see linear_amx.h. The sums of
-// linear_int.h, scaled in the same order, so the same bits.
+// The weights of linear_int.h times INT8 activations by products of tiles of bytes: see linear_amx.h. The
+// same sums, scaled in the same order, so the same bits.
 #include "linear/linear_amx.h"
 #include "linear/linear_int.h"
 
@@ -27,10 +27,9 @@ struct Work {
   static constexpr int64_t kMaxSegment = kLongSegment;
   const IntBatch& batch;
 
-  bool is_int4() const { return batch.p.weight.format == QF_INT4; }
-  int32_t offset() const { return is_int4() ? 8 : 128; }
+  int32_t offset() const { return byte_offset_of(batch.p.weight.format); }
   bool keeps_sums() const { return batch.has_int_totals; }
-  int64_t code_bytes(int64_t k) const { return k * kPanelColumns / (is_int4() ? 2 : 1); }
+  int64_t code_bytes(int64_t k) const { return k * kPanelColumns * code_bits(batch.p.weight.format) / 8; }
   const uint8_t* codes_at(int64_t panel, const Segment& segment) const {
     return batch.p.packed.codes(panel) + code_bytes(segment.begin);
   }
@@ -39,12 +38,13 @@ struct Work {
     const uint8_t* codes = codes_at(panel, segment);
     const int64_t k = segment.end - segment.begin;
     const bool is_whole = k % Tiles::kPerStep == 0;
-    if (!is_int4() && is_whole) return codes;
-    if (is_int4()) {
-      decode_panel<false>(NibbleDecoder<S>{}, codes, nullptr, k, reinterpret_cast<int32_t*>(decoded));
-    } else {
-      __builtin_memcpy(decoded, codes, static_cast<size_t>(k * kPanelColumns));
-    }
+    const qf_format format = batch.p.weight.format;
+    if (format == QF_INT8 && is_whole) return codes;
+    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8>(
+        code_path(format), [&](auto path) __attribute__((always_inline)) {
+          decode_panel<false>(ByteDecoder<S, path.value>(format), codes, nullptr, k,
+                              reinterpret_cast<int32_t*>(decoded));
+        });
     if (!is_whole) {
       const int64_t bytes = k * kPanelColumns;
       __builtin_memset(decoded + bytes, 0,
@@ -78,9 +78,9 @@ struct Work {
               const int64_t at = r * kPanelColumns + i;
               auto value = S::to_float(S::add(S::load_i(sums + at), start));
               if constexpr (has_zeros.value) value = S::fnma(S::load(zeros + group + i), x_sum, value);
-              auto scale = S::load(scales + i);
-              if (x_scales) scale = S::mul(scale, S::set1(x_scales[r * batch.plan.act_groups]));
-              S::store(totals + at, S::fma(value, scale, s == 0 ? S::zero() : S::load(totals + at)));
+              if (x_scales) value = S::mul(value, S::set1(x_scales[r * batch.plan.act_groups]));
+              S::store(totals + at,
+                       S::fma(value, S::load(scales + i), s == 0 ? S::zero() : S::load(totals + at)));
             }
           }
         });

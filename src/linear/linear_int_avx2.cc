@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// INT4 or INT8 weights times INT8 activations, in integers: see linear_int.h.
+// INT4, INT8, E2M1 or IQ4_NL weights times INT8 activations, in integers: see linear_int.h.
 #include "cpu/simd_avx2.h"
 #include "linear/linear_int.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = act(x w^T) for weights of INT4 or INT8 codes and 16-bit floats in x, in integer arithmetic. By token
-// and segment of at most 128 k, x is rounded to a fixed point under its largest magnitude and split into
-// three signed bytes, its limbs:
+// y = act(x w^T) for the weights of linear_int.h and 16-bit floats in x, in integer arithmetic. By token and
+// segment of at most 128 k, x is rounded to a fixed point under its largest magnitude and split into three
+// signed bytes, its limbs:
 //
 //   x = factor (65536 x2 + 256 x1 + x0) + error,      2^e <= max |x| < 2^(e+1),  factor = 2^(e-20)
 //
@@ -20,6 +20,10 @@ inline constexpr int64_t kLimbSegment = 128;
 inline constexpr int kLimbs = 3;
 static_assert(kMaxTileRows % kLimbs == 0);
 
+// Tokens up to which codes go from memory to registers: as many as have their sums for a panel in registers.
+template <class S>
+inline constexpr int64_t kDirectTokens = S::kRegisters == 32 ? 4 : 2;
+
 // Rows are limbs: three of a token.
 struct LimbBatch : Batch<int32_t> {
   const int32_t* sums;     // [segment][row]: of a limb
@@ -29,16 +33,19 @@ struct LimbBatch : Batch<int32_t> {
   int64_t tokens() const { return rows / kLimbs; }
 };
 
-// 128 columns are the tiles that x is rounded in, and a segment is to lie in one of them.
+// 128 columns are the tiles that x is rounded in, and a segment is to lie in one of them. Sums are scaled once
+// a group, and take longer to scale than floats do: with groups of 32 the float32 kernel is as fast or faster,
+// with groups of 64 up to 20% slower (Zen 5, AVX-512 and AVX-VNNI).
+inline constexpr int64_t kMinLimbGroup = 64;
 QF_INLINE Verdict accepts_limbs(const Problem& p, int lanes) {
   const int64_t group = p.weight.num_groups > 1 ? p.weight.block.cols : kLimbSegment;
   return packed_for(p, lanes)
-      .require(is_integer(p.weight.format), "the weight's codes are not integers")
+      .require(has_integer_numbers(p.weight.format), kNoIntegers)
       .require(!p.has_act_quant(), "the activations are quantized")
       .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "the activations are not 16-bit floats")
       .require(!has_k_map(p), "the weight's columns are in another order than those of x")
-      .require(group % kLimbSegment == 0 || kLimbSegment % group == 0,
-               "the weight's groups are neither multiples of 128 columns nor equal parts of 128");
+      .require(group % kLimbSegment == 0 || group == kMinLimbGroup,
+               "the weight's groups are neither multiples of 128 columns nor 64");
 }
 
 // ---- x ----
@@ -89,7 +96,7 @@ QF_INLINE void prepare_limb_tile(const LimbBatch& c, int64_t token, int64_t coun
   for (int64_t s = 0; s < c.num_segments; ++s) {
     const int64_t begin = c.segments[s].begin, length = c.segments[s].end - begin;
     const int64_t n = p.k - begin < length ? p.k - begin : length;
-    alignas(64) int32_t words[kMaxTileRows][kLimbSegment / 4];
+    alignas(64) int32_t words[kLimbs * kDirectTokens<S>][kLimbSegment / 4];
     for (int64_t i = 0; i < count; ++i) {
       int8_t* const limbs[kLimbs] = {reinterpret_cast<int8_t*>(words[kLimbs * i]),
                                      reinterpret_cast<int8_t*>(words[kLimbs * i + 1]),
@@ -99,7 +106,8 @@ QF_INLINE void prepare_limb_tile(const LimbBatch& c, int64_t token, int64_t coun
           p.x.dtype, [&](auto dtype) __attribute__((always_inline)) {
             using T = std::conditional_t<dtype.value == DType::f16, f16, bf16>;
             const T* row = p.x.row<const T>(c.to.first_row + token + i) + begin;
-            factors[s * c.tokens() + token + i] = encode_limbs<S>(row, n, length, limbs, own);
+            factors[s * c.tokens() + token + i] =
+                encode_limbs<S>(row, n, length, limbs, own) * byte_unit_of(p.weight.format);
           });
       for (int l = 0; l < kLimbs; ++l) sums[s * c.rows + kLimbs * (token + i) + l] = own[l];
       sums_of_x[s * c.tokens() + token + i] =
@@ -127,10 +135,10 @@ __attribute__((noinline, noclone)) void finish_limbs(const LimbBatch& c, int64_t
 template <class Simd, qf_format Format>
 struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
   using Base = CodeWork<Simd, Format, LimbBatch>;
-  using Base::batch, Base::L, Base::kOffset;
+  using Base::batch, Base::L;
   using typename Base::Dot, typename Base::S;
   static constexpr int64_t kRowsOfToken = kLimbs;
-  static constexpr int64_t kMaxDecoded = Format == QF_INT4 ? kLimbSegment : 0;
+  static constexpr int64_t kMaxDecoded = Base::Decoder::kIs4Bit ? kLimbSegment : 0;
 
   template <int MT, int NP>
   __attribute__((noinline)) void add(TilesOfWork<int32_t> t) const {
@@ -145,8 +153,9 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
   template <int MT, int NP>
   QF_INLINE void begin(Tile<Dot, MT, NP>& tile, const TilesOfWork<int32_t>& t) const {
     const int32_t* sums = batch.sums + t.s * batch.rows + t.row;
+    const int32_t offset = this->offset();
     tile.each([&](auto& sum, auto m, auto)
-                  __attribute__((always_inline)) { sum = S::sums(S::set1(-kOffset * sums[m])); });
+                  __attribute__((always_inline)) { sum = S::sums(S::set1(-offset * sums[m])); });
   }
   template <int MT, int NP>
   QF_INLINE void end(Tile<Dot, MT, NP>& tile, const LastSteps<int32_t>& last,
@@ -178,9 +187,10 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
           const auto high = S::to_float(S::ints(third));
           auto value = S::fma(high, S::set1(65536.0f), S::to_float(low));
           if constexpr (HasZeros) value = S::fnma(S::load(zeros + at), S::set1(sums_of_x[token]), value);
-          const auto scale = S::mul(S::load(scales + at), S::set1(factors[token]));
+          // Exact: a power of two. The product of scale and factor might be beyond what a float holds.
+          value = S::mul(value, S::set1(factors[token]));
           const int64_t to = token * kLimbs * totals_stride<S>(NP) + v * L;
-          S::store(totals + to, S::fma(value, scale, S::load(before + to)));
+          S::store(totals + to, S::fma(value, S::load(scales + at), S::load(before + to)));
         });
   }
   QF_INLINE void finish(int64_t row, int64_t rows, int64_t panel, int64_t panels, const float* totals) const {
@@ -191,9 +201,10 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
 template <class S, qf_format Format>
 QF_INLINE void multiply_limbs(const LimbBatch& c) {
   const LimbWork<S, Format> work = {{c}};
-  if (c.tokens() == 1) return multiply_direct<kLimbs>(work);
-  if (c.tokens() == 2) return multiply_direct<2 * kLimbs>(work);
-  multiply_batch(work);
+  if (c.tokens() > kDirectTokens<S>) return multiply_batch(work);
+  unrolled<kDirectTokens<S>>([&](auto before) __attribute__((always_inline)) {
+    if (c.tokens() == before + 1) multiply_direct<kLimbs*(before + 1)>(work);
+  });
 }
 
 // ---- The call ----
@@ -204,7 +215,7 @@ struct LimbPlan {
 };
 
 QF_INLINE LimbPlan make_limb_plan(const Problem& p) {
-  LimbPlan plan = {make_plan(p, {kLimbs, kLimbs}, kLimbSegment, act_group_of_segments(p, false)), 0, 0, 0, 0};
+  LimbPlan plan = {make_plan(p, {kLimbs, kLimbs}, kLimbSegment, kLimbSegment), 0, 0, 0, 0};
   const int64_t floats = plan.plan.batch_rows * plan.plan.max_segments * 4;
   plan.sums = plan.plan.total_bytes;
   plan.factors = plan.sums + round_up(kLimbs * floats, 64);
@@ -219,8 +230,7 @@ QF_INLINE void launch_limbs(const Problem& p, const Launch& launch) {
   const Plan& plan = limbs.plan;
   char* workspace = static_cast<char*>(launch.workspace);
   auto* segments = reinterpret_cast<Segment*>(workspace + plan.segments);
-  const int64_t num_segments =
-      cut_segments(p, kLimbSegment, act_group_of_segments(p, false), 1, segments).segments;
+  const int64_t num_segments = cut_segments(p, kLimbSegment, kLimbSegment, 1, segments).segments;
   auto* x = reinterpret_cast<int32_t*>(workspace + plan.x);
   auto* sums = reinterpret_cast<int32_t*>(workspace + limbs.sums);
   auto* factors = reinterpret_cast<float*>(workspace + limbs.factors);
@@ -228,7 +238,7 @@ QF_INLINE void launch_limbs(const Problem& p, const Launch& launch) {
 
   for (int64_t first_row = 0; first_row < p.m; first_row += plan.batch_rows) {
     const int64_t tokens = p.m - first_row < plan.batch_rows ? p.m - first_row : plan.batch_rows;
-    const int64_t tile_tokens = tokens == 1 ? 1 : kMaxTileRows / kLimbs;
+    const int64_t tile_tokens = tokens <= kDirectTokens<S> ? tokens : kMaxTileRows / kLimbs;
     const Destination to = {p.out.is_quantized() && !p.out.is_static,
                             reinterpret_cast<float*>(workspace + plan.result), first_row};
     const LimbBatch batch = {{p, plan, segments, num_segments, x, kLimbs * tokens, kLimbs * tile_tokens, to},
@@ -241,9 +251,10 @@ QF_INLINE void launch_limbs(const Problem& p, const Launch& launch) {
                              sums_of_x, x);
       }
     });
-    choose_value<QF_INT4, QF_INT8>(
-        p.weight.format, [&](auto format)
-                             __attribute__((always_inline)) { multiply_limbs<S, format.value>(batch); });
+    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8>(
+        code_path(p.weight.format), [&](auto format) __attribute__((always_inline)) {
+          multiply_limbs<S, format.value>(batch);
+        });
     finish_batch<S>(p, to, tokens);
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// INT4 and INT8 weights times 16-bit floats by dot products of bytes: see linear_limbs.h.
+// INT4, INT8, E2M1 and IQ4_NL weights times 16-bit floats by dot products of bytes: see linear_limbs.h.
 #include "cpu/simd_avx512.h"
 #include "linear/linear_limbs.h"
 

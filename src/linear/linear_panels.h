@@ -58,8 +58,8 @@ struct Cuts {
   int64_t segments, x_columns;
 };
 
-// Cuts every group of the weight at multiples of `cap` from its begin, and at multiples of act_group. `out`
-// may be null.
+// Cuts every group of the weight at multiples of `cap` from its begin, and at multiples of act_group (of
+// columns that have something in common in x). `out` may be null.
 QF_INLINE Cuts cut_segments(const Problem& p, int64_t cap, int64_t act_group, int64_t step, Segment* out) {
   const PackedHeader& h = *p.packed.header;
   const int32_t* bounds = p.packed.bounds();
