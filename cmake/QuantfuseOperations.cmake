@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # quantfuse_add_operation(OP [SOURCE...]): src/OP/kernels.list names the operation's kernels, best first, the reference last, one
-# stem a line. A stem ends in its target: _ref, _avx2, _avx512, _avx512_bf16, _amx (stem.cc) or _sm75, _sm80, _sm90 (stem.cu).
+# stem a line. A stem ends in its target: _ref, _avx2, _avx_vnni, _avx512, _avx512_bf16, _amx (stem.cc) or _sm75, _sm80,
+# _sm90 (stem.cu).
 # From the list come the sources with their flags, and build/generated/OP_kernels.cpp, the registry. A kernel whose
 # target is not compiled in this build stays in the registry, so that explain can say so.
 
 set(QUANTFUSE_FLAGS_ref "")
 set(QUANTFUSE_FLAGS_avx2 -mavx2 -mfma -mf16c)
+set(QUANTFUSE_FLAGS_avx_vnni ${QUANTFUSE_FLAGS_avx2} -mavxvnni)
 set(QUANTFUSE_FLAGS_avx512 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
     -mprefer-vector-width=512 -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC 12 warns about its own intrinsics
 set(QUANTFUSE_FLAGS_avx512_bf16 ${QUANTFUSE_FLAGS_avx512} -mavx512bf16)
@@ -16,7 +18,7 @@ if(QUANTFUSE_EMULATE_AMX)
 endif()
 
 set(QUANTFUSE_TARGET_ref reference)
-foreach(target avx2 avx512 avx512_bf16 amx sm75 sm80 sm90)
+foreach(target avx2 avx_vnni avx512 avx512_bf16 amx sm75 sm80 sm90)
   set(QUANTFUSE_TARGET_${target} ${target})
 endforeach()
 
@@ -65,10 +67,10 @@ function(quantfuse_add_operation op)
   set(declarations "")
   set(rows "")
   foreach(stem IN LISTS stems)
-    if(NOT stem MATCHES "^[a-z0-9_]+_(ref|avx2|avx512|avx512_bf16|amx|sm75|sm80|sm90)$")
+    if(NOT stem MATCHES "^[a-z0-9_]+_(ref|avx2|avx_vnni|avx512|avx512_bf16|amx|sm75|sm80|sm90)$")
       message(FATAL_ERROR "${op}/kernels.list: '${stem}' does not end in a known target")
     endif()
-    string(REGEX REPLACE "^.*_(ref|avx2|avx512|avx512_bf16|amx|sm75|sm80|sm90)$" "\\1" suffix "${stem}")
+    string(REGEX REPLACE "^.*_(ref|avx2|avx_vnni|avx512|avx512_bf16|amx|sm75|sm80|sm90)$" "\\1" suffix "${stem}")
     if(stem MATCHES "_avx512_bf16$")
       set(suffix avx512_bf16)
     endif()

@@ -30,6 +30,7 @@ for object in $objects; do
     *_amx.cc.o) own='amx' ;;
     *_avx512*.cc.o) own='avx512' ;;
     *_avx2*.cc.o) own='avx2' ;;
+    *_avx_vnni.cc.o) own='avx_*vnni' ;;
     *) continue ;;
   esac
   num_checked=$((num_checked + 1))

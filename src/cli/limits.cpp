@@ -157,6 +157,18 @@ QF_TARGET("avx2") double dot_avx2(int64_t iterations) {
   return first_of<int32_t>(acc);
 }
 
+QF_TARGET("avx2,avxvnni") double dot_avx_vnni(int64_t iterations) {
+  using Sums = int32_t __attribute__((vector_size(32)));  // as dot_vnni
+  Sums acc[kAccumulators];
+  for (int j = 0; j < kAccumulators; ++j) acc[j] = (Sums)_mm256_set1_epi32(j);
+  const __m256i a = _mm256_set1_epi8(3);
+  for (int64_t i = 0; i < iterations; ++i) {
+    for (auto& x : acc) x = (Sums)_mm256_dpbusd_avx_epi32((__m256i)x, a, a);
+  }
+  for (const auto& x : acc) acc[0] += x;
+  return first_of<int32_t>(acc);
+}
+
 QF_TARGET("avx512f,avx512vnni") double dot_vnni(int64_t iterations) {
   using Sums = int32_t __attribute__((vector_size(64)));  // GCC copies sums of __m512i at every product
   Sums acc[kAccumulators];
@@ -222,7 +234,7 @@ struct Loops {
   Arithmetic f32 = {fma_scalar, 2.0 * kAccumulators}, int8 = {dot_scalar, 2.0 * kAccumulators}, bf16;
 };
 
-Loops loops_of_this_cpu([[maybe_unused]] bool has_tiles = false) {
+Loops loops_of_this_cpu([[maybe_unused]] const std::string& isa = {}) {
   Loops loops;
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -231,6 +243,7 @@ Loops loops_of_this_cpu([[maybe_unused]] bool has_tiles = false) {
     loops.f32 = {fma_avx2, 2.0 * 8 * kAccumulators};
     loops.int8 = {dot_avx2, 2.0 * 32 * kAccumulators};
   }
+  if (isa == "avx_vnni") loops.int8 = {dot_avx_vnni, 2.0 * 32 * kAccumulators};
   if (__builtin_cpu_supports("avx512f")) {
     loops.read = read_avx512;
     loops.f32 = {fma_avx512, 2.0 * 16 * kAccumulators};
@@ -238,8 +251,8 @@ Loops loops_of_this_cpu([[maybe_unused]] bool has_tiles = false) {
   if (__builtin_cpu_supports("avx512vnni")) loops.int8 = {dot_vnni, 2.0 * 64 * kAccumulators};
   if (__builtin_cpu_supports("avx512bf16")) loops.bf16 = {dot_bf16, 2.0 * 32 * kAccumulators};
 #if !defined(QF_EMULATE_AMX)
-  if (has_tiles) loops.int8 = {dot_int8_tiles, 2 * 4 * kTileProducts};
-  if (has_tiles) loops.bf16 = {dot_bf16_tiles, 2 * 2 * kTileProducts};
+  if (isa == "amx") loops.int8 = {dot_int8_tiles, 2 * 4 * kTileProducts};
+  if (isa == "amx") loops.bf16 = {dot_bf16_tiles, 2 * 2 * kTileProducts};
 #endif
 #endif
   return loops;
@@ -309,8 +322,8 @@ double MemoryRead::run() const {
                          [&](int t) { sink += read(data_.get() + part_ * static_cast<size_t>(t), part_); });
 }
 
-CpuLimits measure_cpu_limits(int threads, const MemoryRead& memory, bool has_tiles) {
-  const Loops loops = loops_of_this_cpu(has_tiles);
+CpuLimits measure_cpu_limits(int threads, const MemoryRead& memory, const std::string& isa) {
+  const Loops loops = loops_of_this_cpu(isa);
   return {best_rate(memory.bytes(), [&] { return memory.run(); }), measure_gops(loops.f32, threads),
           measure_gops(loops.bf16, threads), measure_gops(loops.int8, threads)};
 }

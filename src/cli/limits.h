@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace quantfuse::cli {
 
@@ -29,7 +30,7 @@ struct CpuLimits {
   double bf16_gflops = 0;  // BF16 dot products; 0 where there are none
   double int8_gops = 0;    // 8-bit dot products, by VNNI where there is one
 };
-// has_tiles: the library uses AMX here, so that these are the dot products of its tiles.
-CpuLimits measure_cpu_limits(int threads, const MemoryRead& memory, bool has_tiles);
+// isa: the library's here. Dot products are those of tiles where it is AMX.
+CpuLimits measure_cpu_limits(int threads, const MemoryRead& memory, const std::string& isa);
 
 }  // namespace quantfuse::cli

@@ -54,7 +54,7 @@ Machine measure_machine(qf_device device, int threads) {
         std::max(info["cpu"]["l3_bytes"].get<double>(), info["cpu"]["l2_bytes"].get<double>());
     if (machine.cache_bytes <= 0) machine.cache_bytes = 64e6;  // the system does not say: more than most have
     machine.memory.emplace(threads);
-    machine.cpu = measure_cpu_limits(threads, *machine.memory, info["cpu"]["isa"] == "amx");
+    machine.cpu = measure_cpu_limits(threads, *machine.memory, info["cpu"]["isa"]);
   } else {
     const Json& gpus = info["cuda"]["devices"];
     if (device.id >= static_cast<int>(gpus.size())) {

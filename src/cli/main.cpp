@@ -176,7 +176,8 @@ int run(int argc, char** argv) {
   app.footer(
       "'quantfuse COMMAND --help' has each command's options and examples. Exit codes: 0 success, 1 a check "
       "failed,\n"
-      "2 bad usage. Environment: QUANTFUSE_ISA=scalar|avx2|avx512|avx512_bf16|amx, QUANTFUSE_NUM_THREADS, "
+      "2 bad usage. Environment: QUANTFUSE_ISA=scalar|avx2|avx_vnni|avx512|avx512_bf16|amx, "
+      "QUANTFUSE_NUM_THREADS, "
       "QUANTFUSE_MAX_SM,\n"
       "QUANTFUSE_NUM_SMS, NO_COLOR.");
   std::function<int()> chosen;

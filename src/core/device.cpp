@@ -3,8 +3,10 @@
 
 #include <sched.h>
 #include <unistd.h>
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__linux__)
 #include <sys/syscall.h>
 #endif
 
@@ -19,19 +21,35 @@
 namespace quantfuse {
 namespace {
 
+constexpr Target kCpuTargets[] = {Target::reference, Target::avx2,        Target::avx_vnni,
+                                  Target::avx512,    Target::avx512_bf16, Target::amx};
+
+#if defined(__x86_64__)
+struct Registers {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+};
+// CPUID leaf 7 (Intel's manual); zeros where there is none.
+Registers extended_features(unsigned subleaf) {
+  Registers r;
+  __get_cpuid_count(7, subleaf, &r.a, &r.b, &r.c, &r.d);
+  return r;
+}
+
+bool has_avx_vnni() { return (extended_features(1).a >> 4 & 1) != 0; }
+#endif
+
 #if defined(QF_EMULATE_AMX)
 bool has_amx() { return true; }
 bool may_use_amx() { return true; }
 #elif defined(__x86_64__) && defined(__linux__)
-// Tiles of bytes and of BF16 numbers: CPUID leaf 7 (Intel's manual), and a system that saves their registers.
+// Tiles of bytes and of BF16 numbers, and a system that saves their registers.
 constexpr long kGetSupported = 0x1021, kRequest = 0x1023, kTileData = 18;  // arch_prctl, linux/x86/xstate.rst
 
 bool has_amx() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return false;
   uint64_t supported = 0;
-  return syscall(SYS_arch_prctl, kGetSupported, &supported) == 0 && (supported >> kTileData & 1) != 0;
+  return (extended_features(0).d & kAll) == kAll && syscall(SYS_arch_prctl, kGetSupported, &supported) == 0 &&
+         (supported >> kTileData & 1) != 0;
 }
 
 // A process has to ask before its first tile: a thread's state grows by 8 KB then. All its threads may use
@@ -42,7 +60,7 @@ bool has_amx() { return false; }
 bool may_use_amx() { return false; }
 #endif
 
-Target detect_cpu() {
+bool cpu_has(Target t) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 =
@@ -50,13 +68,21 @@ Target detect_cpu() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni");
-  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-  if (avx512 && has_amx()) return Target::amx;
-  if (avx512_bf16) return Target::avx512_bf16;
-  if (avx512) return Target::avx512;
-  if (avx2) return Target::avx2;
+  if (t == Target::avx2) return avx2;
+  if (t == Target::avx_vnni) return avx2 && has_avx_vnni();
+  if (t == Target::avx512) return avx512;
+  if (t == Target::avx512_bf16) return avx512 && __builtin_cpu_supports("avx512bf16");
+  if (t == Target::amx) return avx512 && has_amx();
 #endif
-  return Target::reference;
+  return t == Target::reference;
+}
+
+Target best_up_to(Target wanted) {
+  Target best = Target::reference;
+  for (const Target t : kCpuTargets) {
+    if (t <= wanted && cpu_has(t)) best = t;
+  }
+  return best;
 }
 
 // What is used where QUANTFUSE_ISA says nothing. The dot product of BF16 pairs pays where it has twice the
@@ -75,25 +101,15 @@ int num_cpus_of_process() {
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-Target chosen_by_environment(Target detected) {
+Target chosen_by_environment() {
   const char* isa = std::getenv("QUANTFUSE_ISA");
-  if (!isa || !*isa) return quickest_target(detected);
-  Target wanted = detected;
-  if (std::strcmp(isa, "scalar") == 0) {
-    wanted = Target::reference;
-  } else if (std::strcmp(isa, "avx2") == 0) {
-    wanted = Target::avx2;
-  } else if (std::strcmp(isa, "avx512") == 0) {
-    wanted = Target::avx512;
-  } else if (std::strcmp(isa, "avx512_bf16") == 0) {
-    wanted = Target::avx512_bf16;
-  } else if (std::strcmp(isa, "amx") == 0) {
-    wanted = Target::amx;
-  } else {
-    fail_argument(std::string("QUANTFUSE_ISA is '") + isa +
-                  "', expected scalar, avx2, avx512, avx512_bf16 or amx");
+  if (!isa || !*isa) return quickest_target(best_up_to(Target::amx));
+  std::string names;
+  for (const Target t : kCpuTargets) {
+    if (std::strcmp(isa, target_name(t)) == 0) return best_up_to(t);
+    names += std::string(t == Target::reference ? "" : t == Target::amx ? " or " : ", ") + target_name(t);
   }
-  return wanted < detected ? wanted : detected;
+  fail_argument(std::string("QUANTFUSE_ISA is '") + isa + "', expected " + names);
 }
 
 Target permitted(Target target) { return target == Target::amx && !may_use_amx() ? Target::avx512 : target; }
@@ -139,8 +155,13 @@ int64_t cache_bytes(int cpu, int level, int sysconf_name) {
 }  // namespace
 
 const CpuSettings& cpu_settings() {
-  static const CpuSettings settings = {permitted(chosen_by_environment(detect_cpu())),
-                                       threads_by_environment()};
+  static const CpuSettings settings = [] {
+    CpuSettings of_process = {permitted(chosen_by_environment()), 0, threads_by_environment()};
+    for (const Target t : kCpuTargets) {
+      if (t <= of_process.target && cpu_has(t)) of_process.targets |= 1u << static_cast<int>(t);
+    }
+    return of_process;
+  }();
   return settings;
 }
 
@@ -156,7 +177,7 @@ CpuInfo cpu_info() {
   info.l1_bytes = cache_bytes(first_cpu, 1, _SC_LEVEL1_DCACHE_SIZE);
   info.l2_bytes = cache_bytes(first_cpu, 2, _SC_LEVEL2_CACHE_SIZE);
   info.l3_bytes = cache_bytes(first_cpu, 3, _SC_LEVEL3_CACHE_SIZE);
-  info.detected = detect_cpu();
+  info.detected = best_up_to(Target::amx);
   return info;
 }
 
@@ -164,6 +185,7 @@ const char* target_name(Target t) {
   switch (t) {
     case Target::reference: return "scalar";
     case Target::avx2: return "avx2";
+    case Target::avx_vnni: return "avx_vnni";
     case Target::avx512: return "avx512";
     case Target::avx512_bf16: return "avx512_bf16";
     case Target::amx: return "amx";
@@ -186,7 +208,7 @@ Verdict target_runs(Target target, qf_device device) {
   if (is_cuda(target)) return no("runs on CUDA devices, and the tensors are on the CPU");
   if (target == Target::avx512_bf16 && cpu_settings().target == Target::amx)
     return no("dot products of BF16 pairs are slow on CPUs with AMX");
-  return target <= cpu_settings().target
+  return cpu_settings().has(target)
              ? kYes
              : no("needs instructions that this CPU does not have, or that QUANTFUSE_ISA has to ask for");
 }

@@ -16,8 +16,11 @@ inline constexpr int kMaxThreads = 1024;
 
 // What the environment says of this process, read once, at the first use; an Error where it makes no sense.
 struct CpuSettings {
-  Target target;  // the best that may be used: of what the processor has, as QUANTFUSE_ISA says
-  int threads;    // QUANTFUSE_NUM_THREADS, or as many as there are CPUs for this process
+  Target target;     // the best that may be used: of what the processor has, as QUANTFUSE_ISA says
+  uint32_t targets;  // a bit for each that the processor has, up to that one
+  int threads;       // QUANTFUSE_NUM_THREADS, or as many as there are CPUs for this process
+
+  bool has(Target t) const { return (targets >> static_cast<int>(t) & 1) != 0; }
 };
 const CpuSettings& cpu_settings();
 

@@ -16,10 +16,11 @@ namespace quantfuse {
 // What a kernel is built for. CUDA targets are the compute capability they need at least.
 enum class Target : int16_t {
   reference = 0,
-  avx2 = 2,
-  avx512 = 3,
-  avx512_bf16 = 4,
-  amx = 5,
+  avx2,
+  avx_vnni,
+  avx512,
+  avx512_bf16,
+  amx,
   sm75 = 75,
   sm80 = 80,
   sm90 = 90

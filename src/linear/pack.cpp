@@ -175,7 +175,7 @@ bool is_whole(const PackedHeader& given) {
 
 int packed_lanes_of_cpu() {
   const Target t = cpu_settings().target;
-  return t >= Target::avx512 ? 16 : t == Target::avx2 ? 8 : 0;
+  return t >= Target::avx512 ? 16 : t >= Target::avx2 ? 8 : 0;
 }
 
 PackedHeader plan_packed(const Weight& w, int lanes) {
