@@ -27,6 +27,8 @@ struct Steps {
     const int64_t tokens = round_up(p.m, linear::kSumTokens);
     sum_bytes = round_up(rows * tokens * 4, 256);
     rest.x_sums = {sums, rows, tokens, tokens, DType::f32};
+    // What reads the canonical form has no use for sums.
+    rest.weight.codes = rest.weight.scale = rest.weight.zero = rest.weight.offset = {};
     rest_kernel = select<linear::Op>(rest, p.device, kDefaultCall).kernel;
   }
 };

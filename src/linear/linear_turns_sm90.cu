@@ -311,7 +311,7 @@ struct Consumer {
       }
       if constexpr (kHasOffsets) of_x.add_to(totals[unit / kGroups], offset[unit % 2]);
     };
-    load_sums(kUnits - 1, 0);  // for an offset of 0
+    of_x.clear();
 
 #pragma unroll 1
     for (int k = 0; k < count; ++k) {

@@ -30,6 +30,10 @@ struct XSums {
     for (int i = 0; i < kTokens / 8; ++i)
       of_tokens[i] = __ldcg(reinterpret_cast<const float2*>(from + i * 8) + lane % 4);
   }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (float2& sums : of_tokens) sums = {};
+  }
   // totals[4 i ..]: row g, row g + 8 of the tokens.
   __device__ __forceinline__ void add_to(float* totals, const float (&offset)[2]) const {
 #pragma unroll
