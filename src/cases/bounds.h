@@ -30,10 +30,10 @@
 // reference's own rounding 1. In sum |t_i| a weight counts as (|q| + |zero|) * |scale| + |offset|, because a
 // kernel may sum x * q, x * zero and x * offset apart.
 //
-// x in fixed point. Kernels of linear may multiply weights of integers, or integers times a unit, with 16-bit
-// x as integers: of each 128 columns of a token, x is rounded to a multiple of 2^(e-20), where 2^e is the power of two at or
-// below the largest magnitude of the 128. So each x is off by at most 2^(e-21) <= 2^-21 max |x|, and the sum
-// by
+// x in fixed point. Kernels of linear may multiply weights of integers, or integers times a unit, with
+// 16-bit x as integers: of each 128 columns of a token, x is rounded to a multiple of 2^(e-20), where 2^e is
+// the power of two at or below the largest magnitude of the 128. So each x is off by at most 2^(e-21) <=
+// 2^-21 max |x|, and the sum by
 //     |error| <= sum over tiles of 128 columns of 2^-21 max |x| * sum |w|
 // Below 2^(e-20) = 2^-122 the steps get no finer. What follows is exact within a group of columns, so that
 // the roundings are fewer than those counted above.

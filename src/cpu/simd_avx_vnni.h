@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vectors of AVX2 with the dot product of bytes, as CPUs without AVX-512 have it (AVX-VNNI: Intel's since 2021,
-// of laptops above all). A type of its own: what is compiled for it must not be linked into a kernel for a CPU
-// without the instruction.
+// Vectors of AVX2 with the dot product of bytes, as CPUs without AVX-512 have it (AVX-VNNI: Intel's since
+// 2021, of laptops above all). A type of its own: what is compiled for it must not be linked into a kernel
+// for a CPU without the instruction.
 #pragma once
 
 #include "cpu/simd_avx2.h"

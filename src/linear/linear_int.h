@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// y = act(x w^T) in integer arithmetic: weights of integers times a unit (INT4, INT8, E2M1, IQ4_NL), x quantized
-// to INT8 per row or per row and group.
+// y = act(x w^T) in integer arithmetic: weights of integers times a unit (INT4, INT8, E2M1, IQ4_NL), x
+// quantized to INT8 per row or per row and group.
 //
 //   codes, 4 k per lane (unsigned) --dot product with x broadcast (signed)--> int32, exact within a segment
 //   of k

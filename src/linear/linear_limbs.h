@@ -33,9 +33,9 @@ struct LimbBatch : Batch<int32_t> {
   int64_t tokens() const { return rows / kLimbs; }
 };
 
-// 128 columns are the tiles that x is rounded in, and a segment is to lie in one of them. Sums are scaled once
-// a group, and take longer to scale than floats do: with groups of 32 the float32 kernel is as fast or faster,
-// with groups of 64 up to 20% slower (Zen 5, AVX-512 and AVX-VNNI).
+// 128 columns are the tiles that x is rounded in, and a segment is to lie in one of them. Sums are scaled
+// once a group, and take longer to scale than floats do: with groups of 32 the float32 kernel is as fast or
+// faster, with groups of 64 up to 40% slower (Zen 5, AVX-512 and AVX-VNNI).
 inline constexpr int64_t kMinLimbGroup = 64;
 QF_INLINE Verdict accepts_limbs(const Problem& p, int lanes) {
   const int64_t group = p.weight.num_groups > 1 ? p.weight.block.cols : kLimbSegment;
