@@ -312,11 +312,12 @@ struct Consumer {
         if (part > 0) promote(sums[(part + 1) % 2], part - 1, scale[turn]);
         else if (turn > 0) promote(sums[1], kParts - 1, scale[0]);
       }
-      const int next = k + turn + 1 < count ? take() : stage;
+      const bool is_last = k + turn + 1 >= count;
+      const int next = is_last ? stage : take();
       ptx::wgmma_wait<0>();
       give_back(stage);
       stage = next;
-      decode(stage, codes);  // the very last time what nobody needs
+      if (!is_last) decode(stage, codes);
     }
     promote(sums[1], kParts - 1, scale[1]);
   }

@@ -24,8 +24,11 @@ Mbarrier read(const Warp& w, const uint8_t* at) {
   if (bits == 0xcbcbcbcbcbcbcbcb) w.fault("a barrier that was not initialised");  // memory as it was
   return std::bit_cast<Mbarrier>(bits);
 }
-void write(uint8_t* at, Mbarrier b) {
-  if (b.pending == 0 && b.bytes == 0) b.phase ^= 1, b.pending = b.expected;
+void write(const Warp& w, uint8_t* at, Mbarrier b) {
+  if (b.pending == 0 && b.bytes == 0) {
+    b.phase ^= 1, b.pending = b.expected;
+    if (Races* races = w.races()) races->end_phase(at);
+  }
   std::memcpy(at, &b, sizeof b);
 }
 void arrive_at(const Warp& w, uint8_t* at, int64_t more_bytes) {
@@ -33,12 +36,12 @@ void arrive_at(const Warp& w, uint8_t* at, int64_t more_bytes) {
   if (b.pending == 0) w.fault("more arrivals at a barrier than it expects");
   b.bytes += more_bytes;
   b.pending -= 1;
-  write(at, b);
+  write(w, at, b);
 }
 void complete(const Warp& w, uint8_t* at, int64_t bytes) {
   Mbarrier b = read(w, at);
   b.bytes -= bytes;
-  write(at, b);
+  write(w, at, b);
 }
 
 void mbarrier_init(Warp& w, const Instruction& i) {
@@ -55,16 +58,20 @@ void mbarrier_arrive(Warp& w, const Instruction& i) {
   if (i.operands[0].kind != Operand::Kind::none) w.fault("the state of a barrier is not kept");
   w.for_lanes([&](int l) {
     const int64_t bytes = i.with[0] ? w.value<uint32_t>(i.operands[2], l) : 0;
-    arrive_at(w, w.memory(Space::shared, w.address(i.operands[1], l), 8, l, true), bytes);
+    uint8_t* barrier = w.memory(Space::shared, w.address(i.operands[1], l), 8, l, true);
+    if (Races* races = w.races()) races->arrive(w, barrier);
+    arrive_at(w, barrier, bytes);
   });
   ++w.block.machine.num_events;
 }
 void mbarrier_test(Warp& w, const Instruction& i) {
   uint32_t done = 0;
   w.for_lanes([&](int l) {
-    const Mbarrier b = read(w, w.memory(Space::shared, w.address(i.operands[1], l), 8, l, false));
+    const uint8_t* barrier = w.memory(Space::shared, w.address(i.operands[1], l), 8, l, false);
     const uint32_t parity = w.value<uint32_t>(i.operands[2], l) & 1;
-    done |= uint32_t{b.phase != parity} << l;
+    if (read(w, barrier).phase == parity) return;
+    done |= 1u << l;
+    if (Races* races = w.races()) races->learn(w, barrier);
   });
   w.set_predicate(i.operands[0], done);
   if (done != w.active) w.rest();
@@ -81,18 +88,32 @@ void copy_few(Warp& w, const Instruction& i) {
     const uint64_t at = w.address(i.operands[1], l);
     if (at % bytes) w.fault("an address that is not aligned");
     if (used && !is_allocated(at, used)) w.fault("copies bytes that are not allocated");
+    if (Races* races = w.races()) races->begin(w, Races::Work::copies_in, to, bytes, true);
     w.block.machine.later(&w, [=] {
       if (used) std::memcpy(to, reinterpret_cast<const void*>(at), used);
       std::memset(to + used, 0, bytes - used);
     });
   });
 }
-void wait_for_own(Warp& w, const Instruction&) { w.block.machine.finish_copies(&w); }
-void nothing(Warp&, const Instruction&) {}
+// with: which copies. What waits for all, and so has no number of groups, waits for what is in none yet too.
+void commit_group(Warp& w, const Instruction& i) {
+  if (Races* races = w.races()) races->commit(w, static_cast<Races::Work>(i.with[0]));
+}
+void wait_for_own(Warp& w, const Instruction& i) {
+  w.block.machine.finish_copies(&w);
+  Races* races = w.races();
+  if (!races) return;
+  const auto work = static_cast<Races::Work>(i.with[0]);
+  if (i.operands.empty()) races->commit(w, work);
+  races->wait(w, work, i.operands.empty() ? 0 : static_cast<size_t>(i.operands[0].value));
+}
 void arrive_after_copies(Warp& w, const Instruction& i) {
   w.block.machine.finish_copies(&w);
-  w.for_lanes(
-      [&](int l) { arrive_at(w, w.memory(Space::shared, w.address(i.operands[0], l), 8, l, true), 0); });
+  w.for_lanes([&](int l) {
+    uint8_t* barrier = w.memory(Space::shared, w.address(i.operands[0], l), 8, l, true);
+    if (Races* races = w.races()) races->arrive(w, barrier, /*with_copies=*/true);
+    arrive_at(w, barrier, 0);
+  });
   ++w.block.machine.num_events;
 }
 
@@ -117,6 +138,10 @@ void bulk_copy(Warp& w, const Instruction& i) {
     else if (!is_allocated(from_at, bytes)) w.fault("copies bytes that are not allocated");
     uint8_t* barrier = w.block.shared(w, w.address(i.operands[3], l), 8);
     const Warp* warp = &w;
+    if (Races* races = w.races()) {
+      races->begin_for(w, barrier, from, bytes, false);
+      races->begin_for(w, barrier, to, bytes, true);
+    }
     w.block.machine.later(&w, [=] {
       std::memcpy(to, from, bytes);
       complete(*warp, barrier, bytes);
@@ -205,6 +230,7 @@ void box_copy(Warp& w, const Instruction& i) {
       if (to_at > kOffset) w.fault("a box for another block without multicast");
       uint8_t* barrier = w.block.shared(w, barrier_at, 8);
       Block* block = &w.block;
+      if (Races* races = w.races()) races->begin_for(w, barrier, block->shared(w, to_at, bytes), bytes, true);
       w.block.machine.later(&w, [=] { fill(to_at, *block, barrier); });
       return;
     }
@@ -213,6 +239,8 @@ void box_copy(Warp& w, const Instruction& i) {
       blocks &= ~(1u << r);
       Block* block = w.block.cluster.blocks[r].get();
       uint8_t* barrier = block->shared(w, barrier_at & kOffset, 8);
+      if (Races* races = w.races())
+        races->begin_for(w, barrier, block->shared(w, to_at & kOffset, bytes), bytes, true);
       w.block.machine.later(&w, [=] { fill(to_at & kOffset, *block, barrier); });
     }
     if (blocks) w.fault("a box for blocks that are not in the cluster");
@@ -228,6 +256,8 @@ void box_store(Warp& w, const Instruction& i) {
     if (from_at % 128) w.fault("a box at no multiple of 128 bytes");
     uint8_t* base = w.block.shared(w, from_at, box.bytes()) - from_at;
     const Warp* warp = &w;
+    if (Races* races = w.races())
+      races->begin(w, Races::Work::copies_out, base + from_at, box.bytes(), false);
     w.block.machine.later(&w, [=] {
       box.for_rows(*warp, [&](int64_t place, int64_t, uint8_t* memory, int64_t begin, int64_t end) {
         for (int64_t b = begin; b < end; ++b)
@@ -244,6 +274,7 @@ void store_async(Warp& w, const Instruction& i) {
     uint8_t* barrier = w.block.shared(w, w.address(i.operands[2], l), 8);
     const auto v = w.value<uint32_t>(i.operands[1], l);
     const Warp* warp = &w;
+    if (Races* races = w.races()) races->begin_for(w, barrier, to, sizeof v, true);
     w.block.machine.later(&w, [=] {
       std::memcpy(to, &v, sizeof v);
       complete(*warp, barrier, sizeof v);
@@ -262,12 +293,13 @@ void bind_async(const Mnemonic& name, Instruction& i) {
   } else if (p[0] == "st" && name.has("async") && name.last() == "b32") {
     i.run = store_async;
   } else if (p[0] == "cp" && p[1] == "async") {
+    i.with[0] = static_cast<int64_t>(p[2] == "bulk" ? Races::Work::copies_out : Races::Work::copies_in);
     if (p[2] == "ca" || p[2] == "cg") i.run = copy_few;
-    else if (p[2] == "commit_group") i.run = nothing;
+    else if (p[2] == "commit_group") i.run = commit_group;
     else if (p[2] == "wait_all" || p[2] == "wait_group") i.run = wait_for_own;
     else if (p[2] == "mbarrier" && name.has("noinc")) i.run = arrive_after_copies;
     else if (p[2] == "bulk") {
-      if (p[3] == "commit_group") i.run = nothing;
+      if (p[3] == "commit_group") i.run = commit_group;
       else if (p[3] == "wait_group") i.run = wait_for_own;
       else if (p[3] == "tensor") {
         i.with[0] = p[4][0] - '0';

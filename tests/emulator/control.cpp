@@ -38,18 +38,25 @@ void barrier(Warp& w, const Instruction& i) {
   w.block.arrive(w, id, threads, i.with[0]);
 }
 void warp_barrier(Warp& w, const Instruction& i) {
-  w.gather(w.value<uint32_t>(i.operands[0], static_cast<int>(w.first_lane())));
+  const auto mask = w.value<uint32_t>(i.operands[0], static_cast<int>(w.first_lane()));
+  if (!w.gather(mask)) return;
+  if (Races* races = w.races(); races && (w.threads() & ~w.ended() & ~mask) == 0) races->lanes_meet(w);
 }
-void cluster_arrive(Warp& w, const Instruction&) {
+void cluster_arrive(Warp& w, const Instruction& i) {
   if (!w.gather_all()) return;
   Cluster& c = w.block.cluster;
+  const bool is_relaxed = i.with[0];
+  if (c.races && !is_relaxed) c.races->cluster_arrive(w);
   w.cluster_phase = c.phase + 1;  // the one to come
   w.cluster_arrived |= w.active;
   ++w.block.machine.num_events;
   c.open_if_all_arrived();
 }
 void cluster_wait(Warp& w, const Instruction&) {
-  if (w.block.cluster.phase >= w.cluster_phase) return;
+  if (w.block.cluster.phase >= w.cluster_phase) {
+    if (Races* races = w.races()) races->cluster_pass(w);
+    return;
+  }
   w.wait_here();
   w.rest();
 }
@@ -141,7 +148,8 @@ void bind_control(const Mnemonic& name, Instruction& i) {
   else if (p[0] == "bar" && p[1] == "warp") i.run = warp_barrier;
   else if ((p[0] == "bar" || p[0] == "barrier") && (p[1] == "sync" || p[1] == "arrive"))
     i.run = barrier, i.with[0] = p[1] == "sync";
-  else if (p[0] == "barrier" && p[1] == "cluster") i.run = p[2] == "arrive" ? cluster_arrive : cluster_wait;
+  else if (p[0] == "barrier" && p[1] == "cluster")
+    i.run = p[2] == "arrive" ? cluster_arrive : cluster_wait, i.with[0] = name.has("relaxed");
   else if (p[0] == "griddepcontrol" || p[0] == "setmaxnreg")
     i.run = nothing;  // kernels run one after the other
   else if (p[0] == "shfl") {

@@ -27,6 +27,7 @@ struct Grid {
   Dim3 blocks{1, 1, 1}, threads{32, 1, 1};
   uint32_t cluster = 1;
   uint64_t seed = 0;
+  bool finds_races = false;
 };
 
 // `body` with %in and %out in registers, %tid.x in %t, on `in` and `out`.
@@ -46,7 +47,7 @@ void run(const std::string& body, Buffer& in, Buffer& out, const Grid& grid = {}
   std::vector<uint8_t> params(sizeof pointers);
   std::memcpy(params.data(), pointers, sizeof pointers);
   const LaunchConfig config{grid.blocks, grid.threads, grid.cluster, 0};
-  Machine(program, config, params, grid.seed).run();
+  Machine(program, config, params, grid.seed, grid.finds_races).run();
 }
 
 std::string fault_of(const std::string& body, const Grid& grid = {}) {
@@ -86,7 +87,7 @@ TEST(Emulator, CallsReturnToWhereTheyCameFrom) {
   std::vector<uint8_t> params(8);
   std::memcpy(params.data(), &pointer, 8);
   const LaunchConfig config{{1, 1, 1}, {32, 1, 1}, 1, 0};
-  Machine(module.program("test"), config, params, 0).run();
+  Machine(module.program("test"), config, params, 0, false).run();
   for (uint32_t l = 0; l < 32; ++l) EXPECT_EQ(out.data[l], 4 * l);
 }
 
@@ -166,6 +167,71 @@ TEST(Emulator, FindsWhatIsWrong) {
   has(fault_of("setp.lt.s32 %p1, %t, 16; @%p1 bra done; shfl.sync.idx.b32 %r1, %t, 0, 31, 0xffff0000; done:"),
       "does not take part");
   has(fault_of("frobnicate.b32 %r1, %r2;"), "not understood");
+}
+
+// The access that nothing orders with another, of two warps or the blocks of a cluster; "" where all is well.
+std::string race_in(const std::string& body, uint32_t blocks = 1) {
+  // %r1: this thread's word, %r2: that of the other warp's same lane; %p1: lane 0 of warp 0, %p2: warp 0
+  const std::string begin =
+      "mov.u32 %r1, room; mul.lo.s32 %r3, %t, 4; add.s32 %r1, %r1, %r3; xor.b32 %r2, %r1, 128;\n"
+      "setp.eq.s32 %p1, %t, 0; setp.lt.s32 %p2, %t, 32;\n";
+  return fault_of(begin + body,
+                  {.blocks = {blocks, 1, 1}, .threads = {64, 1, 1}, .cluster = blocks, .finds_races = true});
+}
+
+TEST(Emulator, FindsRaces) {
+  const auto is_race = [](const std::string& body, uint32_t blocks = 1) {
+    const std::string fault = race_in(body, blocks);
+    EXPECT_NE(fault.find("a race: "), fault.npos) << body << "\n" << fault;
+  };
+  const auto is_fine = [](const std::string& body, uint32_t blocks = 1) {
+    EXPECT_EQ(race_in(body, blocks), "") << body;
+  };
+  const std::string write = "st.shared.u32 [%r1], %t;\n", read_other = "ld.shared.u32 %r4, [%r2];\n";
+  is_fine(write + "ld.shared.u32 %r4, [%r1];");  // each its own
+  is_race(write + read_other);
+  is_race(read_other + write);
+  is_fine(write + "bar.sync 0;\n" + read_other);
+  is_fine(read_other + "bar.sync 1, 64;\n" + write);
+  is_fine(write + "@%p2 bra wait; bar.arrive 1, 64; bra done;\nwait: bar.sync 1, 64;\n" + read_other +
+          "done:");
+  is_race(write + "@%p2 bra wait; bar.arrive 1, 64;\n" + read_other +
+          "bra done;\nwait: bar.sync 1, 64; done:");
+
+  // A lane arrives for its warp, and the other warp waits.
+  const std::string init = "@%p1 mbarrier.init.shared.b64 [barrier], 1; bar.sync 0;\n", wait = kWait;
+  const std::string one_arrives = init + "@!%p2 bra other;\n" + write;
+  const std::string arrive = "@%p1 mbarrier.arrive.shared.b64 _, [barrier];\nbra done;\nother:\n";
+  is_fine(one_arrives + "bar.warp.sync -1;\n" + arrive + wait + read_other + "done:");
+  is_race(one_arrives + "bar.warp.sync -1;\n" + arrive + read_other + "done:");
+  is_race(one_arrives + arrive + wait + read_other + "done:");  // the other lanes may not have written
+
+  // A copy writes what is read: before, after, and while it is on its way.
+  const std::string copy =
+      "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [barrier], 128;\n"
+      "@%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [room], [%in], 128, "
+      "[barrier];\n";
+  is_fine(init + copy + wait + "ld.shared.u32 %r4, [%r1];");
+  is_race(init + copy + "ld.shared.u32 %r4, [%r2];");
+  is_race(init + "ld.shared.u32 %r4, [%r2];\n" + copy);
+  is_fine(init + "ld.shared.u32 %r4, [%r2]; bar.sync 0;\n" + copy);
+  is_race(init + copy + copy);  // both at once
+
+  // cp.async: there for the others once its warp has waited, and they for its warp.
+  const std::string copy_few = "@%p2 cp.async.ca.shared.global [%r1], [%in], 4;\ncp.async.commit_group;\n";
+  is_fine(copy_few + "cp.async.wait_group 0; bar.sync 0;\n" + read_other);
+  is_race(copy_few + "bar.sync 0;\n" + read_other);
+  is_race(copy_few + "cp.async.wait_group 1; bar.sync 0;\n" + read_other);
+  is_fine(copy_few + "cp.async.commit_group; cp.async.wait_group 1; bar.sync 0;\n" + read_other);
+
+  // Blocks of a cluster: an arrival that is relaxed tells nothing.
+  const std::string store_far =
+      "mov.u32 %r5, %cluster_ctarank; xor.b32 %r6, %r5, 1; mapa.shared::cluster.u32 %r7, %r1, %r6;\n"
+      "st.shared::cluster.u32 [%r7], %t;\n";
+  const std::string meet = "barrier.cluster.wait.acquire.aligned;\n", read = "ld.shared.u32 %r4, [%r1];\n";
+  const std::string stay = "barrier.cluster.arrive.relaxed.aligned;\n" + meet;
+  is_fine(store_far + "barrier.cluster.arrive.release.aligned;\n" + meet + read + stay, 2);
+  is_race(store_far + "barrier.cluster.arrive.relaxed.aligned;\n" + meet + read + stay, 2);
 }
 
 TEST(Emulator, RoundsAsTheFormatsDo) {

@@ -28,30 +28,25 @@ Warp::Warp(Block& b, uint32_t i, uint32_t num_threads)
   groups_.push_back({0, threads_, false, false});
 }
 
-namespace {
-
-std::string text_at(const Program& program, uint32_t pc) {
-  if (pc >= program.code.size()) return "(the end)";
-  const Instruction& i = program.code[pc];
+std::string Warp::text_at(uint32_t pc) const {
+  if (pc >= program_.code.size()) return "(the end)";
+  const Instruction& i = program_.code[pc];
   std::string text(i.text, std::min<uint32_t>(i.text_bytes, 160));
   std::replace_if(
       text.begin(), text.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
   return text;
 }
 
-}  // namespace
-
 std::string Warp::where() const {
   std::string text = "block " + std::to_string(block.index.x) + "," + std::to_string(block.index.y) +
                      " warp " + std::to_string(index);
-  for (const Group& g : groups_)
-    text += " at '" + text_at(program_, g.pc) + "'" + (g.is_parked ? " parked" : "");
+  for (const Group& g : groups_) text += " at '" + text_at(g.pc) + "'" + (g.is_parked ? " parked" : "");
   return text;
 }
 
 void Warp::fault(const std::string& what) const {
   throw Fault("block " + std::to_string(block.index.x) + "," + std::to_string(block.index.y) + " warp " +
-              std::to_string(index) + ": " + what + ", in '" + text_at(program_, pc_) + "'");
+              std::to_string(index) + ": " + what + ", in '" + text_at(pc_) + "'");
 }
 
 Group* Warp::pick() {
@@ -234,8 +229,11 @@ void Block::arrive(Warp& warp, uint32_t id, uint32_t threads, bool waits) {
   b.arrived += kLanes;
   ++machine.num_events;
   if (b.arrived > threads) warp.fault("more threads than the barrier expects");
+  if (Races* races = warp.races()) races->arrive(warp, b);
   if (b.arrived == threads) {
     for (Warp* w : b.waiting) w->unpark();
+    if (waits) b.waiting.push_back(&warp);
+    if (Races* races = warp.races()) races->open(b, b.waiting);
     b.waiting.clear();
     b.arrived = 0;
   } else if (waits) {
@@ -281,14 +279,21 @@ void Cluster::open_if_all_arrived() {
   }
   if (!has_arrivals) return;
   ++phase;
+  if (races) races->cluster_open();
   for (const auto& block : blocks)
     for (const auto& w : block->warps) w->cluster_arrived = 0;
 }
 
 // ---- Machine ----
 
-Machine::Machine(const Program& p, const LaunchConfig& c, std::span<const uint8_t> arguments, uint64_t seed)
-    : program(p), config(c), param_lines_(arguments.size() / 64 + 1), is_delayed_(seed != 0), random_(seed) {
+Machine::Machine(const Program& p, const LaunchConfig& c, std::span<const uint8_t> arguments, uint64_t seed,
+                 bool finds_races)
+    : program(p),
+      config(c),
+      param_lines_(arguments.size() / 64 + 1),
+      is_delayed_(seed != 0),
+      finds_races_(finds_races),
+      random_(seed) {
   params = {param_lines_.data()->bytes, arguments.size()};
   std::copy(arguments.begin(), arguments.end(), params.begin());
   if (c.grid.x % c.cluster) throw Fault("the grid is no multiple of its clusters");
@@ -305,6 +310,7 @@ void Machine::start_cluster() {
                      static_cast<uint32_t>(b / config.grid.x / config.grid.y)};
     cluster->blocks.push_back(std::make_unique<Block>(*this, *cluster, r, index));
   }
+  if (finds_races_) cluster->races = std::make_unique<Races>(*cluster);
   running_.push_back(std::move(cluster));
 }
 

@@ -17,6 +17,7 @@
 
 #include "memory.h"
 #include "program.h"
+#include "races.h"
 
 namespace emulator {
 
@@ -152,6 +153,9 @@ class Warp {
   }
   uint32_t special(Special which, uint32_t dimension, int lane) const;
   [[noreturn]] void fault(const std::string& what) const;
+  uint32_t pc() const { return pc_; }
+  std::string text_at(uint32_t pc) const;  // of an instruction
+  Races* races() const;                    // null where they are not looked for
 
   // ---- Control ----
   void jump(uint32_t target);  // the active lanes
@@ -234,17 +238,21 @@ class Scratch {
 
 struct Cluster {
   std::vector<std::unique_ptr<Block>> blocks;
+  std::unique_ptr<Races> races;
   Scratch memory;
   uint32_t phase = 0;  // of its barrier
   void open_if_all_arrived();
 };
+
+inline Races* Warp::races() const { return block.cluster.races.get(); }
 
 // mapa: the block's number, and one more so that its own addresses are what they are in the block itself.
 constexpr uint32_t kBlockShift = 24;
 
 class Machine {
  public:
-  Machine(const Program& program, const LaunchConfig& config, std::span<const uint8_t> params, uint64_t seed);
+  Machine(const Program& program, const LaunchConfig& config, std::span<const uint8_t> params, uint64_t seed,
+          bool finds_races);
   void run();
 
   const Program& program;
@@ -272,7 +280,7 @@ class Machine {
   std::vector<Line> param_lines_;
   std::vector<std::unique_ptr<Cluster>> running_;
   uint64_t next_cluster_ = 0, num_clusters_ = 0;
-  bool is_delayed_ = false;
+  bool is_delayed_ = false, finds_races_ = false;
   std::mt19937_64 random_;
   struct Copy {
     const Warp* owner;

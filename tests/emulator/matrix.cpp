@@ -168,6 +168,7 @@ void wgmma(Warp& w, const Instruction& i) {
     for (int r = 0; r < 16; ++r) {
       for (int p = 0; p < 2; ++p) {
         const uint8_t* at = w.block.shared(w, rows.piece(first + r, p), 16);
+        if (Races* races = w.races()) races->begin(w, Races::Work::products, at, 16, false);
         for (int e = 0; e < each; ++e) product.a[r][p * each + e] = decode(element_a, at + e * bytes);
       }
     }
@@ -176,6 +177,7 @@ void wgmma(Warp& w, const Instruction& i) {
   for (int c = 0; c < product.columns; ++c) {
     for (int p = 0; p < 2; ++p) {
       const uint8_t* at = w.block.shared(w, rows.piece(c, p), 16);
+      if (Races* races = w.races()) races->begin(w, Races::Work::products, at, 16, false);
       for (int e = 0; e < each; ++e) product.b[p * each + e][c] = decode(element_b, at + e * bytes);
     }
   }
@@ -192,6 +194,15 @@ void wgmma(Warp& w, const Instruction& i) {
   });
 }
 void together(Warp& w, const Instruction&) { w.gather_all(); }
+void commit_products(Warp& w, const Instruction&) {
+  if (!w.gather_all()) return;
+  if (Races* races = w.races()) races->commit(w, Races::Work::products);
+}
+void wait_for_products(Warp& w, const Instruction& i) {
+  if (!w.gather_all()) return;
+  if (Races* races = w.races())
+    races->wait(w, Races::Work::products, static_cast<size_t>(i.operands[0].value));
+}
 
 // ---- Fragments of 8 x 8 matrices of 16 bits: lane 4 g + q has columns 2 q, 2 q + 1 of row g ----
 
@@ -204,7 +215,9 @@ void load_matrices(Warp& w, const Instruction& i) {
   for (int m = 0; m < count; ++m)
     for (int r = 0; r < 8; ++r) {
       const int l = m * 8 + r;
-      std::memcpy(all[m][r], w.memory(Space::shared, w.address(from, l), 16, l, false), 16);
+      const uint8_t* at = w.memory(Space::shared, w.address(from, l), 16, l, false);
+      if (Races* races = w.races()) races->access(w, at, 16, false);
+      std::memcpy(all[m][r], at, 16);
     }
   for (int m = 0; m < count; ++m) {
     w.set_all<uint32_t>(i.operands[m], [&](int l) {
@@ -229,7 +242,9 @@ void store_matrices(Warp& w, const Instruction& i) {
     }
     for (int r = 0; r < 8; ++r) {
       const int l = m * 8 + r;
-      std::memcpy(w.memory(Space::shared, w.address(i.operands[0], l), 16, l, true), all[r], 16);
+      uint8_t* at = w.memory(Space::shared, w.address(i.operands[0], l), 16, l, true);
+      if (Races* races = w.races()) races->access(w, at, 16, true);
+      std::memcpy(at, all[r], 16);
     }
   }
   ++w.block.machine.num_events;
@@ -256,7 +271,7 @@ void bind_matrix(const Mnemonic& name, Instruction& i) {
     i.run = mma;
   } else if (p[0] == "wgmma") {
     if (p[1] != "mma_async") {
-      i.run = together;
+      i.run = p[1] == "commit_group" ? commit_products : p[1] == "wait_group" ? wait_for_products : together;
       return;
     }
     // wgmma.mma_async.sync.aligned.m64n64k16.D.A.B; then whether to add, signs of a and b, transpositions

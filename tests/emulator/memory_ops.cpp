@@ -24,6 +24,11 @@ Space actual(const Instruction& i, const Operand& address) {
   return space == Space::param && !address.has_base ? address.space : space;
 }
 
+// For accesses that may be to shared memory.
+Races* races_of(const Warp& w, Space space) {
+  return space == Space::shared || space == Space::generic ? w.races() : nullptr;
+}
+
 template <class T>
 void load(Warp& w, const Instruction& i) {
   const int count = i.counts[0];
@@ -42,8 +47,10 @@ void load(Warp& w, const Instruction& i) {
     }
     return;
   }
+  Races* races = races_of(w, space);
   w.for_lanes([&](int l) {
     const uint8_t* at = w.memory(space, w.address(from, l), sizeof(T) * count, l, false);
+    if (races) races->access(w, at, sizeof(T) * count, false);
     for (int c = 0; c < count; ++c) {
       T v;
       std::memcpy(&v, at + c * sizeof(T), sizeof v);
@@ -62,8 +69,10 @@ void store(Warp& w, const Instruction& i) {
   const int count = i.counts[1];
   const Space space = actual(i, to);
   if (space != Space::local) ++w.block.machine.num_events;
+  Races* races = races_of(w, space);
   w.for_lanes([&](int l) {
     uint8_t* at = w.memory(space, w.address(to, l), sizeof(T) * count, l, true);
+    if (races) races->access(w, at, sizeof(T) * count, true);
     for (int c = 0; c < count; ++c) {
       const Operand& from = i.operands[1 + c];
       const T v = from.kind == Operand::Kind::reg && from.is_wide ? static_cast<T>(w.value<uint64_t>(from, l))
@@ -101,8 +110,10 @@ void atomic(Warp& w, const Instruction& i) {
   const bool has_result = i.with[2];
   const Operand &at = i.operands[has_result ? 1 : 0], &with = i.operands[has_result ? 2 : 1];
   ++w.block.machine.num_events;
+  Races* races = races_of(w, static_cast<Space>(i.with[0]));
   w.for_lanes([&](int l) {
     uint8_t* p = w.memory(static_cast<Space>(i.with[0]), w.address(at, l), sizeof(T), l, true);
+    if (races) w.fault("atomics on shared memory are not understood where races are looked for");
     T old, v = w.value<T>(with, l);
     std::memcpy(&old, p, sizeof old);
     v = i.with[1] == kMin   ? std::min(old, v)

@@ -5,7 +5,8 @@
 // when its graph is launched.
 //
 // The GPU is an H200 in what selection asks of it: QUANTFUSE_EMULATED_SMS gives it another number of
-// multiprocessors. QUANTFUSE_EMULATOR_SEED lets copies arrive late and warps take turns in another order.
+// multiprocessors. QUANTFUSE_EMULATOR_SEED lets copies arrive late and warps take turns in another order;
+// with QUANTFUSE_EMULATOR_RACES=1 accesses to shared memory that nothing orders are errors.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -168,7 +169,8 @@ cudaError_t launch(const void* stub, LaunchConfig config, void** args, cudaStrea
   for (size_t p = 0; p < program->params.size(); ++p)
     std::memcpy(params.data() + program->params[p].first, args[p], program->params[p].second);
   return enqueue(stream, [program, config, params] {
-    Machine machine(*program, config, params, number_from("QUANTFUSE_EMULATOR_SEED", 0));
+    Machine machine(*program, config, params, number_from("QUANTFUSE_EMULATOR_SEED", 0),
+                    number_from("QUANTFUSE_EMULATOR_RACES", 0) != 0);
     try {
       machine.run();
     } catch (const Fault& fault) {
