@@ -43,6 +43,10 @@ TEST(CudaPack, HasTilesOf16RowsAnd128ColumnsWithTheirScales) {
   EXPECT_EQ(Shapes(QF_INT4, 4096, 4096, 128).bytes(), 256u * 32 * (1024 + 64));
   EXPECT_EQ(Shapes(QF_INT4, 4096, 4096, 32).bytes(), 256u * 32 * (1024 + 4 * 64));
   EXPECT_EQ(Shapes(QF_INT8, 17, 129, 0).bytes(), 2u * 2 * (2048 + 64));
+  EXPECT_EQ(Shapes(QF_INT8, 16, 256, 16).bytes(), 2u * (2048 + 8 * 64));  // Q6_K
+  EXPECT_EQ(Shapes(QF_INT4, 16, 384, 96).bytes(), 3u * (1024 + 4 * 64));  // three times 32
+  EXPECT_EQ(Shapes(QF_INT4, 16, 384, 192).bytes(), 3u * (1024 + 2 * 64));
+  EXPECT_EQ(Shapes(QF_NF4, 16, 256, 64).bytes(), 2u * (1024 + 2 * 64));
   Shapes asymmetric(QF_INT4, 64, 256, 64);
   asymmetric.weight.zero = &asymmetric.zero;
   EXPECT_EQ(asymmetric.bytes(), 4u * 2 * (1024 + 2 * 80));
@@ -74,8 +78,7 @@ void expect_unsupported(const Shapes& shapes, const char* what) {
 }
 
 TEST(CudaPack, SaysWhichWeightsHaveNone) {
-  expect_unsupported(Shapes(QF_INT4, 64, 384, 48), "groups of 32, 64");
-  expect_unsupported(Shapes(QF_NF4, 64, 256, 64), "codebooks");
+  expect_unsupported(Shapes(QF_INT4, 64, 384, 24), "groups of multiples of 16");
   Shapes groups(QF_INT4, 64, 256, 64);
   groups.scale_shape[1] = 3, groups.weight.g_idx = &groups.g_idx;
   expect_unsupported(groups, "differ in size");

@@ -302,6 +302,22 @@ TEST(Selection, OfLinearOnCuda) {
     expect_chosen(offsets, {kernel, "linear_sums_first_sm75"});
   }
 
+  // Codebooks, and groups of one step of the tensor cores.
+  LinearSpec others = mxfp4;
+  for (const WeightSpec& weight : {WeightSpec{QF_NF4, {1, 64}}, WeightSpec{QF_IQ4_NL, {1, 32}},
+                                   WeightSpec{QF_INT8, {1, 16}}, WeightSpec{QF_INT4, {1, 48}}}) {
+    for (const auto& [m, kernel] : {std::pair<int64_t, const char*>{1, "linear_batch_sm90"},
+                                    {16, "linear_batch_sm90"},
+                                    {17, "linear_wgmma_sm90"},
+                                    {64, "linear_wgmma_sm90"},
+                                    {65, "linear_turns_sm90"}}) {
+      others.weight = weight, others.m = m, others.dtype = kF16;
+      expect_chosen(others, {kernel, "linear_mma_sm80", "linear_mma_sm75"});
+      others.dtype = kBf16;
+      expect_chosen(others, of_bf16(kernel, m <= 8));
+    }
+  }
+
   LinearSpec normalized = s;
   normalized.weight = {QF_INT4, {1, 128}}, normalized.dtype = kBf16, normalized.has_x_gain = true;
   expect_chosen(normalized, {"linear_stream_sm90", "linear_norm_first_sm75"});
@@ -320,6 +336,8 @@ TEST(Selection, OfLinearOnCuda) {
     s.weight = {QF_F16, {}};
     expect_chosen(s, {"linear_halves_sm90", "linear_tiles_sm75"});
     s.weight = {QF_NF4, {1, 64}};
+    expect_chosen(s, {"linear_mma_sm80", "linear_mma_sm75"});
+    s.weight = {QF_INT4, {1, 24}};  // has no packed form
     expect_chosen(s, {"linear_tiles_sm75"});
   }
 }

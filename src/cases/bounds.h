@@ -47,12 +47,16 @@
 // Where the caller allows sums to stay in the tensor cores, k columns go through s = k/32 additions:
 //     |error| <= 4 sqrt(33 * sum (i/s)^2) / 2 * 2^-13 S < 4 sqrt(11 s + 33) / 2 * 2^-13 S
 // A case has one bound for all kernels, so this also widens what mma.sync may do, which needs none of it.
+//
+// NF4 on CUDA. 16-bit x is multiplied by the table's numbers rounded to its type, so that a sum is off by at
+// most the largest relative error of the 16 times sum |t_i|. Numbers of every other format are exact there.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
+#include "formats/codes.h"
 #include "quantfuse/quantfuse.h"
 
 namespace quantfuse::cases {
@@ -73,6 +77,20 @@ inline double fp8_sum_bound(qf_device device, int64_t k_unpromoted, double sum_o
   if (device.type != QF_CUDA) return 0;
   const double additions = static_cast<double>(k_unpromoted) / 32;
   return std::max(0x1p-8, 2 * std::sqrt(11 * additions + 33) * 0x1p-13) * sum_of_magnitudes;
+}
+
+// The largest relative error of NF4's numbers in 16-bit x's type.
+inline double codebook_rounding(qf_device device, qf_format format, DType x) {
+  if (device.type != QF_CUDA || format != QF_NF4 || x == DType::f32) return 0;
+  double largest = 0;
+  for (const float number : values_of(format).values) {
+    f16 half;
+    bf16 brief;
+    from_float(number, half), from_float(number, brief);
+    const double rounded = x == DType::f16 ? to_float(half) : to_float(brief);
+    if (number != 0) largest = std::max(largest, std::abs(rounded / number - 1));
+  }
+  return largest;
 }
 
 // How far x is off in fixed point where the largest of its tile is `largest`, and the columns of a tile.

@@ -176,9 +176,10 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     const DType dtype = dtype_of(spec_.dtype);
     const double rounding = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : kUnitRoundoff;
     const double of_norm = x_gain_ ? sum_bound(k, 1.0) / 2 + 5 * kUnitRoundoff + rounding : 0;
+    const double of_codebook = codebook_rounding(device, spec_.weight.format, dtype);
     auto bound_of_sum = [&](int64_t i, int64_t j) {
       const auto at = static_cast<size_t>(i * n + j);
-      return sum_bound(k, sums[at]) + of_input[at] + of_norm * sums[at] +
+      return sum_bound(k, sums[at]) + of_input[at] + (of_norm + of_codebook) * sums[at] +
              (is_fp8_product ? fp8_sum_bound(device, spec_.has_fast_accumulation ? k : 0, sums[at]) : 0);
     };
     expected_ = {};
@@ -449,6 +450,30 @@ LinearSpec random_offset_spec(Random& random, int64_t tokens) {
   s.weight.is_asymmetric = !s.weight.has_offset || random.chance(40);
   s.weight.has_float_zero = !s.weight.has_offset || random.chance(50);
   s.weight.has_g_idx = random.chance(20);
+  return s;
+}
+
+// Codebooks, at the sizes and numbers of tokens of the tensor cores' kernels.
+LinearSpec random_codebook_spec(Random& random, int64_t tokens) {
+  LinearSpec s = random_tensor_core_spec(random, tokens);
+  s.weight.format = random.pick({QF_NF4, QF_NF4, QF_FP4_BNB, QF_IQ4_NL});
+  s.weight.block = {1, random.pick<int64_t>({0, 16, 32, 32, 64, 64, 64, 128, 256})};
+  s.weight.is_asymmetric = false;
+  s.weight.has_e8m0_scale = random.chance(15);
+  s.weight.has_g_idx = random.chance(15);
+  s.is_batch_invariant = random.chance(15);
+  return s;
+}
+
+// Groups of 16 columns (Q6_K, NVFP4), and those that tiles of 128 are made of in pieces.
+LinearSpec random_small_groups_spec(Random& random, int64_t tokens) {
+  LinearSpec s = random_tensor_core_spec(random, tokens);
+  s.weight.format = random.pick({QF_INT4, QF_INT8, QF_INT8, QF_FP8_E4M3, QF_FP4_E2M1, QF_FP4_E2M1});
+  s.weight.block = {1, random.pick<int64_t>({16, 16, 16, 48, 80, 96, 192})};
+  s.weight.is_asymmetric = is_integer(s.weight.format) && random.chance(60);
+  s.weight.has_float_zero = s.weight.is_asymmetric && random.chance(30);
+  s.weight.has_offset = is_integer(s.weight.format) && random.chance(30);
+  s.weight.has_g_idx = random.chance(15);
   return s;
 }
 
@@ -732,6 +757,23 @@ std::vector<CasePtr> linear_test_cases() {
     list.add(s);
     s.m = 1030, s.n = 4112, s.k = 32, s.weight.block = {1, 0}, s.activation = QF_IDENTITY;
     list.add(s);
+  }
+  Random others(23);
+  for (const int64_t tokens : {1, 2, 3, 8, 9, 16, 17, 32, 33, 64, 65, 129, 257}) {
+    for (int i = 0; i < 3; ++i) {
+      list.add(random_codebook_spec(others, tokens));
+      list.add(random_small_groups_spec(others, tokens));
+    }
+  }
+  for (const int64_t tokens : {7, 16, 20, 40, 70}) {  // x larger than shared memory; more rows than places
+    for (const bool is_codebook : {false, true}) {
+      LinearSpec s =
+          is_codebook ? random_codebook_spec(others, tokens) : random_small_groups_spec(others, tokens);
+      s.n = 24, s.k = 14336;
+      list.add(s);
+      s.n = tokens == 40 ? 25400 : 9002, s.k = 136;
+      list.add(s);
+    }
   }
   // A NaN is its own token's alone.
   for (const int64_t m : {2, 3}) {

@@ -59,8 +59,9 @@ QF_HD const float* codebook_of(qf_format f) {
          : f == QF_IQ4_NL  ? kValuesOf<QF_IQ4_NL>.values
                            : kValuesOf<QF_FP4_E2M1>.values;
 }
-// The format whose code is compiled for `f`.
+// The format whose code is compiled for `f`; on a GPU that of NF4 looks all codebooks up.
 constexpr qf_format code_path(qf_format f) { return is_codebook(f) ? QF_FP4_E2M1 : f; }
+constexpr qf_format device_code_path(qf_format f) { return is_codebook(f) ? QF_NF4 : f; }
 
 // A number of a codebook. On a GPU the table is a constant of the function.
 template <qf_format F>

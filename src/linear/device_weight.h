@@ -18,9 +18,6 @@ inline bool has_aligned_runs(const Weight& w) {
          static_cast<uint64_t>(w.codes.row_stride) * element % bytes == 0;
 }
 
-// The format whose code is compiled for `f`: that of NF4 looks all codebooks up.
-constexpr qf_format device_code_path(qf_format f) { return is_codebook(f) ? QF_NF4 : f; }
-
 __device__ inline float codebook_number(qf_format format, uint32_t code) {
   constexpr Values16 kTables[] = {values_of(QF_NF4), values_of(QF_FP4_BNB), values_of(QF_IQ4_NL)};
   static_assert(QF_FP4_BNB == QF_NF4 + 1 && QF_IQ4_NL == QF_NF4 + 2);

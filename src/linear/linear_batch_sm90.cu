@@ -209,16 +209,16 @@ struct WeightTile {
         terms[i / 2][i % 2] = Codes::term(ptx::load_shared_s8(from + w.zero_offset() + row));
     }
   }
-  __device__ __forceinline__ void decode(int step, uint32_t (&a)[4]) const {
+  __device__ __forceinline__ void decode(const Codes& codes, int step, uint32_t (&a)[4]) const {
     const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
-    Codes::decode(words + step * Codes::kStepWords, terms[step / (kSteps / K::kGroups)], a);
+    codes.decode(words + step * Codes::kStepWords, terms[step / (kSteps / K::kGroups)], a);
   }
 };
 
 // acc += w x. `x`: this lane's row of a tile's first matrices; `x_sums`: the sums of its tokens.
 template <class S, class K>
-__device__ __forceinline__ void multiply(float (&acc)[S::kTokens / 8][4], const WeightTile<K>& w, uint32_t x,
-                                         uint32_t x_sums) {
+__device__ __forceinline__ void multiply(float (&acc)[S::kTokens / 8][4], const WeightTile<K>& w,
+                                         const typename K::Codes& codes, uint32_t x, uint32_t x_sums) {
   constexpr int kGroups = K::kIsFolded ? 1 : K::kGroups, kGroupSteps = kSteps / kGroups;
   constexpr int kBlocks = S::kTokens / 8;
   constexpr int kLoadSteps = 2 / kBlocks, kLoads = kSteps / kLoadSteps;
@@ -239,7 +239,7 @@ __device__ __forceinline__ void multiply(float (&acc)[S::kTokens / 8][4], const 
       const int at = s / kLoadSteps;
       if (s % kLoadSteps == 0 && at + kAhead < kLoads) load(at + kAhead);
       uint32_t a[4];
-      w.decode(s, a);
+      w.decode(codes, s, a);
       using T = typename K::T;
       if constexpr (kBlocks == 1) {
         const int half = s % 2;
@@ -280,6 +280,7 @@ __device__ void consume(const Params& p, const StripShare& share, char* shared, 
   constexpr int kTileSums = K::kGroups * S::kTokens * 4;
   const uint32_t first_sums = x.sums_at + warp * kTileSums + lane % 4 * 8;
   const uint32_t first_tile = base + p.smem.ring + warp * p.tile_bytes;
+  const typename K::Codes codes(p.problem.weight.format);
   Cursor stage, part = {0, 1};
   for (int strip = share.first_strip; strip < p.strips; strip += share.strip_step) {
     float acc[kBlocks][4] = {};
@@ -292,7 +293,7 @@ __device__ void consume(const Params& p, const StripShare& share, char* shared, 
       w.load(from, p.problem.strips.layout, lane);
       __syncwarp();
       if (lane == 0) ptx::barrier_arrive(full + p.smem.empty - p.smem.full);
-      if (tile + warp < share.tiles) multiply<S, K>(acc, w, x_at, x_sums);
+      if (tile + warp < share.tiles) multiply<S, K>(acc, w, codes, x_at, x_sums);
       x_at += x_step, x_sums += S::kWarps * kTileSums;
       stage.advance(p.stages);
     }
@@ -450,7 +451,8 @@ __device__ __forceinline__ void choose_kind(const StripLayout& w, const Run& run
   const auto of_groups = [&]<Zeros kZeros>(std::integral_constant<Zeros, kZeros>) {
     if (w.groups == 1) run(Kind<Format, T, 1, kZeros>{});
     else if (w.groups == 2) run(Kind<Format, T, 2, kZeros>{});
-    else run(Kind<Format, T, 4, kZeros>{});
+    else if (w.groups == 4) run(Kind<Format, T, 4, kZeros>{});
+    else run(Kind<Format, T, 8, kZeros>{});
   };
   if constexpr (kHasOffsets) return of_groups(std::integral_constant<Zeros, Zeros::offsets>{});
   if constexpr (is_integer(Format) && !kHasOffsets)
@@ -593,7 +595,7 @@ void launch_shape(const Problem& p, float* staged, const Launch& launch) {
 
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
-    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
+    choose_strip_format(p.weight.format, [&](auto format) {
       choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
         using T = std::conditional_t<is_bf16.value, bf16, f16>;
         constexpr bool kIs4Bit = StripCodes<format.value, T>::kIs4Bit;

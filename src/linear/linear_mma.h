@@ -62,7 +62,8 @@ template <class S, qf_format Format>
 class Feed {
  public:
   static constexpr int kXUnits = S::kXUnits;
-  static constexpr int kTileUnits = is_packed_4bit(Format) ? 3 : 5;  // of 32 lanes: up to 1536 or 2560 bytes
+  // Of 32 lanes: up to 1536 or 2560 bytes, with zeros or offsets 2048 or 3072.
+  static constexpr int kTileUnits = (is_packed_4bit(Format) ? 3 : 5) + (is_integer(Format) ? 1 : 0);
   static constexpr int kWeightUnits = S::kStripsEach * kTileUnits;
 
   __device__ Feed(const Problem& p, const Plan& plan, const Share& share)
@@ -170,16 +171,17 @@ struct Multiplier {
   const Matrix& x_sums;  // where there are offsets
   int64_t first_token;
   float totals[S::kStripsEach][S::kColumns][4] = {};
+  const Codes codes = Codes(w.format);
 
   // totals += a tile of each strip times x. k_tile: the warp's tile of k; x: its shared address. midway() is
   // called with half of the products under way.
   //
-  // Groups of 64 are taken as two of 32 with the same scale.
-  template <bool kHasSmallGroups, bool kHasByteScales, class Midway>
+  // kGroups: 1, 4 or 8 of a tile. Groups of 64 are taken as two of 32 with the same scale.
+  template <int kGroups, bool kHasByteScales, class Midway>
   __device__ __forceinline__ void add(const char* tiles, int k_tile, uint32_t x, const Midway& midway) {
     constexpr bool kIsFolded = kHasByteScales && Codes::kFoldsByteScales;
     constexpr int kSteps = StripLayout::kCols / StripLayout::kStepCols;
-    constexpr int kGroupSteps = kHasSmallGroups ? 2 : kSteps;
+    constexpr int kGroupSteps = kSteps / kGroups;
     const int row = lane / 4;
     // Unit u of token t is at u ^ t % 8. This is lane l's row in step 0, which a step changes by an xor.
     const uint32_t x_row = x + (lane / 16 * 8 + lane % 8) * kXRowBytes + ((lane / 8 % 2) ^ (lane % 8)) * 16;
@@ -197,7 +199,7 @@ struct Multiplier {
     }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int group = kHasByteScales ? step / 2 : kHasSmallGroups ? step / 2 * w.groups / 4 : 0;
+      const int group = kGroups == 4 && !kHasByteScales ? step / 2 * w.groups / 4 : step / kGroupSteps;
       uint32_t a[S::kStripsEach][4];
 #pragma unroll
       for (int s = 0; s < S::kStripsEach; ++s) {
@@ -211,8 +213,8 @@ struct Multiplier {
             terms[s][0] = Codes::term(zeros[0]), terms[s][1] = Codes::term(zeros[8]);
           }
         }
-        Codes::decode(reinterpret_cast<const uint32_t*>(vectors[s]) + step * Codes::kStepWords, terms[s],
-                      a[s]);
+        codes.decode(reinterpret_cast<const uint32_t*>(vectors[s]) + step * Codes::kStepWords, terms[s],
+                     a[s]);
       }
 #pragma unroll
       for (int c = 0; c < S::kColumns; c += 2) {
@@ -235,7 +237,7 @@ struct Multiplier {
       if constexpr (!kIsFolded) {
         if (step % kGroupSteps == kGroupSteps - 1) {
           scale_sums<kHasByteScales>(tiles, bytes, group, sums);
-          if (kHasOffsets && (w.groups == kSteps / kGroupSteps || step % 4 == 3))
+          if (kHasOffsets && (w.groups == kGroups || step % 4 == 3))
             add_offsets(tiles, group, k_tile * w.groups + group);
         }
       }
@@ -374,18 +376,20 @@ __global__ void __launch_bounds__(kThreads, S::kBlocksPerSm)
       w, static_cast<int>(threadIdx.x % 32), p.x_sums, int64_t{share.tile.token_block} * S::kTokens};
   const int x_at = feed.part() * S::kXBytes;
   const int tiles_at = plan.k_warps * S::kXBytes + warp * S::kStripsEach * w.tile_bytes;
-  const bool has_small_groups = w.groups > 1;
+  // A loop for each number of groups: in one for all of them, what each needs would be kept in registers.
+  const auto run = [&]<int kGroups, bool kHasByteScales>() {
+    Pipeline::run(feed, plan, shared, [&](int stage, const char* at, const auto& midway) {
+      const uint32_t x = ptx::shared_address(at) + x_at;
+      const int k_tile = share.first_k + stage * plan.k_warps + feed.part();
+      if (!feed.has_tile(stage)) midway();
+      else multiplier.template add<kGroups, kHasByteScales>(at + tiles_at, k_tile, x, midway);
+    });
+  };
   constexpr bool kMayHaveByteScales = StripCodes<Format, T>::kMayHaveByteScales;
-  const bool has_byte_scales = kMayHaveByteScales && linear::has_byte_scales(w);
-  Pipeline::run(feed, plan, shared, [&](int stage, const char* at, const auto& midway) {
-    const uint32_t x = ptx::shared_address(at) + x_at;
-    const int k_tile = share.first_k + stage * plan.k_warps + feed.part();
-    if (!feed.has_tile(stage)) midway();
-    else if (has_byte_scales)
-      multiplier.template add<true, kMayHaveByteScales>(at + tiles_at, k_tile, x, midway);
-    else if (has_small_groups) multiplier.template add<true, false>(at + tiles_at, k_tile, x, midway);
-    else multiplier.template add<false, false>(at + tiles_at, k_tile, x, midway);
-  });
+  if (kMayHaveByteScales && linear::has_byte_scales(w)) run.template operator()<4, kMayHaveByteScales>();
+  else if (w.groups == 1) run.template operator()<1, false>();
+  else if (w.groups <= 4) run.template operator()<4, false>();
+  else run.template operator()<8, false>();
 
   auto* totals = reinterpret_cast<float*>(shared);  // the ring's memory, which all are done with
   const int stride = plan.rows + 4;

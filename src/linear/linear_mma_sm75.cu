@@ -73,7 +73,7 @@ size_t workspace_bytes(const Problem& p) {
 
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
-    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
+    choose_strip_format(p.weight.format, [&](auto format) {
       with_shape(p, [&](auto shape) {
         launch_shape<Pipeline, decltype(shape), format.value, f16>("linear_mma_sm75", p, staged, launch);
       });

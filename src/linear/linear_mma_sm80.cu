@@ -89,7 +89,7 @@ size_t workspace_bytes(const Problem& p) {
 
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
-    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
+    choose_strip_format(p.weight.format, [&](auto format) {
       choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
         using T = std::conditional_t<is_bf16.value, bf16, f16>;
         with_shape(p, [&](auto shape) {

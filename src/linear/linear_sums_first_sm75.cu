@@ -2,7 +2,7 @@
 //
 // A packed weight with offsets, w = q s + o (packed_strips.h): the sums of x over the columns that an offset
 // is for are made in the workspace, and the best kernel for what is left adds o times them to its totals.
-//   gmem x --16 bytes a lane--> sum of 32, 64 or 128 columns --> workspace [sums of a token][tokens padded]
+//   gmem x --16 bytes a lane--> sum of 16 to 128 columns --> workspace [sums of a token][tokens padded]
 //
 // For kernels that do not have all of x in a block, and so would make the sums again and again.
 #include "core/choose.h"
@@ -66,7 +66,7 @@ Verdict accepts(const Problem& p) {
           .require(!p.has_act_quant(), "the activations are quantized")
           .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16,
                    "the activations are not FP16 or BF16")
-          .require(p.m * ceil_div(p.k, int64_t{32}) < 1ll << 31, "x is too large");
+          .require(p.m * ceil_div(p.k, int64_t{16}) < 1ll << 31, "x is too large");
   if (!own) return own;
   return Requirements().require(Steps(p, nullptr).rest_kernel != nullptr, "no kernel takes x and its sums");
 }
@@ -81,7 +81,7 @@ void launch(const Problem& p, const Launch& launch) {
   const bool is_aligned = reinterpret_cast<uintptr_t>(p.x.data) % 16 == 0 && p.x.row_stride % kRun == 0;
   choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
     using T = std::conditional_t<is_bf16.value, bf16, f16>;
-    choose_value<1, 2, 4>(p.strips.layout.groups, [&](auto groups) {
+    choose_value<1, 2, 4, 8>(p.strips.layout.groups, [&](auto groups) {
       constexpr int kLanes = StripLayout::kCols / kRun / groups.value;
       const int64_t blocks = ceil_div(p.m * steps.rest.x_sums.rows * kLanes, int64_t{kThreads});
       launch_kernel("linear_sums_first_sm75", sum_groups<T, kLanes>,

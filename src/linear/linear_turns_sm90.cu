@@ -197,6 +197,7 @@ struct Consumer {
   Cursor x, weight;
   float totals[S::kParts][kPartSums];
   const Matrix& x_sums;
+  const Codes codes = Codes(w.format);
 
   __device__ uint32_t take_x() {
     ptx::barrier_wait(smem.x_full + 8 * x.at, x.parity);
@@ -212,6 +213,10 @@ struct Consumer {
     const uint32_t slot = weight.at;
     weight.advance(weight_slots);
     return slot;
+  }
+  __device__ void give_back_weight(uint32_t slot) const {
+    __syncwarp();  // all lanes have read
+    if (lane == 0) ptx::barrier_arrive(smem.weight_empty + 8 * slot);
   }
   // A warp's tile in a place of the ring.
   __device__ uint32_t tile_in(uint32_t slot) const {
@@ -242,7 +247,7 @@ struct Consumer {
         terms[0] = Codes::term(ptx::load_shared_s8(zeros));
         terms[1] = Codes::term(ptx::load_shared_s8(zeros + 8));
       }
-      Codes::decode(words + i * Codes::kStepWords, terms, a[i]);
+      codes.decode(words + i * Codes::kStepWords, terms, a[i]);
     }
   }
 
@@ -340,7 +345,7 @@ struct Consumer {
         load_sums(unit, k);
         if (is_first_of_slot) give_back_x(before);
       }
-      if (lane == 0) ptx::barrier_arrive(smem.weight_empty + 8 * weight_slot);
+      give_back_weight(weight_slot);
       ptx::wgmma_wait<0>();
       give_back_x(slot);
     }
@@ -376,8 +381,7 @@ struct Consumer {
       add_half(0, x_rows, 0);
       ptx::wgmma_commit();
       decode<kGroups, false, 1, true>(tile, a[1]);
-      __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(smem.weight_empty + 8 * weight_slot);
+      give_back_weight(weight_slot);
       ptx::wgmma_fence();
       add_half(0, x_rows, 1);
       add_half(1, x_rows, 0), add_half(1, x_rows, 1);
@@ -427,6 +431,7 @@ struct Consumer {
     if constexpr (S::kMaxGroups > 1) {
       if (w.groups == 2) return multiply<2, kHasZeros>(count, first_sums);
       if (w.groups == 4) return multiply<4, kHasZeros>(count, first_sums);
+      if (w.groups == 8) return multiply<8, kHasZeros>(count, first_sums);
     }
     multiply<1, kHasZeros>(count, first_sums);
   }
@@ -640,7 +645,7 @@ void launch_shape(const Problem& p, float* staged, const Division& division, con
 
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
-    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
+    choose_strip_format(p.weight.format, [&](auto format) {
       choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
         using T = std::conditional_t<is_bf16.value, bf16, f16>;
         const Division division = divide(p);

@@ -167,8 +167,11 @@ struct Ring {
     return stage;
   }
   __device__ uint32_t address(int stage) const { return data + stage * stage_bytes; }
-  // By one lane of every consumer warp.
-  __device__ void give_back(int stage) const { ptx::barrier_arrive(empty + 8 * stage); }
+  // By every consumer warp, once all its lanes have read.
+  __device__ void give_back(int stage, int lane) const {
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(empty + 8 * stage);
+  }
 };
 
 template <class S, qf_format Format, class T, bool kHasOffsets>
@@ -179,6 +182,7 @@ struct Consumer {
   int warp, lane;  // of the consumers
   const Matrix& x_sums;
   float totals[S::kStripsPerWarp][kSums];
+  const Codes codes = Codes(w.format);
 
   // A warp's tile in a stage: x comes first, then the strips.
   __device__ const char* tile_in(uint32_t stage, int strip) const {
@@ -229,7 +233,7 @@ struct Consumer {
           terms[0] = bytes.factor(0, (kFirst + i) / kScaleSteps);
           terms[1] = bytes.factor(1, (kFirst + i) / kScaleSteps);
         }
-        Codes::decode(words + (kFirst + i) * Codes::kStepWords, terms, a[kIndex % 2][i]);
+        codes.decode(words + (kFirst + i) * Codes::kStepWords, terms, a[kIndex % 2][i]);
       }
       ptx::wgmma_fence();  // also keeps the compiler from doing this after the wait that follows
     };
@@ -298,7 +302,7 @@ struct Consumer {
         (run_batch(std::integral_constant<int, kIndex>{}), ...);
       }
       (std::make_integer_sequence<int, kBatches>{});
-      if (lane == 0) ring.give_back(stage);
+      ring.give_back(stage, lane);
       stage = next;
     }
     if constexpr (kIsFolded) {
@@ -373,7 +377,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
       consumer.template multiply<4, Codes::kMayHaveByteScales>(ring, share.first_k, count);
     else if (groups == 1) consumer.template multiply<1>(ring, share.first_k, count);
     else if (groups == 2) consumer.template multiply<2>(ring, share.first_k, count);
-    else consumer.template multiply<4>(ring, share.first_k, count);
+    else if (groups == 4) consumer.template multiply<4>(ring, share.first_k, count);
+    else consumer.template multiply<8>(ring, share.first_k, count);
     sync_consumers();  // everyone is done with the totals of the tile before
     consumer.store_totals(totals);
     if (is_split) ptx::copy_fence();
@@ -450,7 +455,7 @@ void launch_shape(const Problem& p, float* staged, const Launch& launch) {
 
 void launch(const Problem& problem, const Launch& launch) {
   linear::launch_canonical(problem, launch, [&](const Problem& p, float* staged) {
-    choose_value<QF_INT4, QF_FP4_E2M1, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(p.weight.format, [&](auto format) {
+    choose_strip_format(p.weight.format, [&](auto format) {
       choose_bool(p.x.dtype == DType::bf16, [&](auto is_bf16) {
         using T = std::conditional_t<is_bf16.value, bf16, f16>;
         with_shape(p, [&](auto shape) { launch_shape<decltype(shape), format.value, T>(p, staged, launch); });

@@ -39,7 +39,7 @@ __global__ void check_values(const __grid_constant__ Weight w, const StripLayout
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = first; i < w.scale.rows * w.scale.cols; i += step) {
     const float s = w.scale_value(i);
-    if (!(s > 0 && is_finite(s) && is_finite(1.0f / s)))
+    if (is_codebook(w.format) ? !is_finite(s) : !(s > 0 && is_finite(s) && is_finite(1.0f / s)))
       atomicMin(&findings->scale, static_cast<unsigned long long>(i));
     if (has_bytes && !(s >= kSmallestByteScale && s <= kLargestByteScale))
       atomicMin(&findings->byte_scale, static_cast<unsigned long long>(i));
@@ -102,8 +102,9 @@ __device__ uint32_t code_word(const Weight& w, const StripLayout& s, const int32
     for (int i = 0; i < 8; ++i) {
       const uint32_t code = code_at(w, k_map, s.source_row(strip, g + i % 2 * 8), k + columns[i / 2]);
       const E2m1Place at = e2m1_place(i);
-      out |= w.format == QF_FP4_E2M1 ? ((code & 7) << at.magnitude | (code >> 3) << at.sign) << (i / 4 * 16)
-                                     : code << (4 * i);
+      if (w.format == QF_FP4_E2M1)
+        out |= ((code & 7) << at.magnitude | (code >> 3) << at.sign) << (i / 4 * 16);
+      else out |= code << (4 * (is_codebook(w.format) ? i % 4 * 2 + i / 4 : i));
     }
   } else {
     const int64_t k = tile * s.kCols + (2 * vector + j / 2) * s.kStepCols;
@@ -139,7 +140,7 @@ __global__ void pack(const __grid_constant__ Weight w, const StripLayout s, uint
     out[index] = scales;
   } else if (byte < s.zero_offset()) {
     const int64_t i = scale_index((byte - s.code_bytes) / 4);
-    out[index] = i < 0 ? 0 : __float_as_uint(w.scale_value(i));
+    out[index] = i < 0 ? 0 : __float_as_uint(w.scale_value(i) * codebook_unit(w.format));
   } else if (s.has_offsets) {
     const int64_t i = scale_index((byte - s.zero_offset()) / 4);
     out[index] = i < 0 ? 0 : __float_as_uint(offset_of(w, i));
@@ -180,7 +181,8 @@ void pack_strips(const Arguments& arg, const Weight& w, const StripLayout& layou
   check(cudaMemcpyAsync(&found, out, sizeof found, cudaMemcpyDeviceToHost, cuda_stream));
   check(cudaStreamSynchronize(cuda_stream));
   if (found.scale != kNone)
-    arg.fail("weight.scale is not finite and positive at index " + std::to_string(found.scale));
+    arg.fail(std::string("weight.scale is not finite") + (is_codebook(w.format) ? "" : " and positive") +
+             " at index " + std::to_string(found.scale));
   if (found.not_finite_zero != kNone)
     arg.fail("weight.zero is not finite at index " + std::to_string(found.not_finite_zero));
   if (found.not_finite_offset != kNone)

@@ -8,9 +8,8 @@ namespace quantfuse::linear {
 const char* not_in_strips(const Weight& w) {
   const int64_t group = w.block.cols;
   if (is_plain(w.format)) return "the packed form for CUDA is of quantized weights";
-  if (is_codebook(w.format)) return "the packed form for CUDA has no codebooks";
-  if (group != 32 && group != 64 && group % StripLayout::kCols != 0 && group < w.k)
-    return "the packed form for CUDA has groups of 32, 64, a multiple of 128, or whole rows";
+  if (group % StripLayout::kStepCols != 0 && group < w.k)
+    return "the packed form for CUDA has groups of multiples of 16 columns, or whole rows";
   if (w.g_idx && w.num_groups != ceil_div(w.k, group))
     return "the packed form for CUDA has no groups of g_idx that differ in size";
   if (w.n >= 1ll << 31 || w.k >= 1ll << 31) return "n or k is 2^31 or more";
@@ -22,6 +21,13 @@ namespace {
 
 enum class Zeros { none, bytes, offsets };
 
+// As few groups of a tile as the weight's are made of.
+int32_t groups_of_tile(const Weight& w) {
+  int32_t groups = 1;
+  while (w.block.cols < w.k && w.block.cols % (StripLayout::kCols / groups) != 0) groups *= 2;
+  return groups;
+}
+
 StripLayout plan(const Weight& w, Zeros zeros, bool has_k_map) {
   StripLayout s = {};
   s.n = w.n, s.k = w.k;
@@ -32,9 +38,7 @@ StripLayout plan(const Weight& w, Zeros zeros, bool has_k_map) {
   s.has_k_map = has_k_map;
   s.strips = w.is_gated ? ceil_div(w.n / 2, StripLayout::kRows / 2) : ceil_div(w.n, StripLayout::kRows);
   s.tiles = ceil_div(w.k, StripLayout::kCols);
-  s.groups = w.block.cols < w.k && w.block.cols < StripLayout::kCols
-                 ? static_cast<int32_t>(StripLayout::kCols / w.block.cols)
-                 : 1;
+  s.groups = groups_of_tile(w);
   s.code_bytes = StripLayout::kRows * StripLayout::kCols / (is_packed_4bit(w.format) ? 2 : 1);
   const int zero_bytes = s.has_zeros ? 1 : s.has_offsets ? 4 : 0;
   s.tile_bytes = s.code_bytes + s.groups * StripLayout::kRows * (4 + zero_bytes);

@@ -17,7 +17,8 @@
 //              g: 2q   g+8: 2q   g: 2q+8   g+8: 2q+8   g: 2q+1   g+8: 2q+1   g: 2q+9   g+8: 2q+9
 //            so that (word >> 4 i) & 0x000f000f is register i of mma.m16n8k16, and word & 0x0f0f0f0f four
 //            columns of row g in bytes, word >> 4 & 0x0f0f0f0f those of row g + 8. INT4 is stored as
-//            code + 8. E2M1 has its bits in another order: mxfp4_strips.h.
+//            code + 8. E2M1 has its bits in another order: mxfp4_strips.h. Codes of codebooks have the order
+//            g: 2q 2q+1   g+8: 2q 2q+1   g: 2q+8 2q+9   g+8: 2q+8 2q+9, one register after the other.
 //   8 bits   [4][lane 0..31][2 steps][row g, row g + 8]: a word has columns 2q, 2q + 8, 2q + 1, 2q + 9.
 //
 // Zero points that are integers are zeros, and the codes less them are exact in 16 bits. Others, and offsets,
@@ -28,8 +29,10 @@
 // so of x, that each of them is: [k] i32, and some zeros up to 8 bytes behind a multiple of 16, which tell
 // that it is there: strips are multiples of 16 bytes. linear_gather_first_sm75 brings x into that order.
 //
-// Scales are float32, those of MXFP4 bytes (mxfp4_strips.h). Groups of more than 128 columns repeat theirs in
-// every tile. Rows and columns beyond the matrix have scale 0 and codes of value 0.
+// Scales are float32, those of MXFP4 bytes (mxfp4_strips.h). A tile has 1, 2, 4 or 8 groups, the fewest that
+// the weight's groups are made of, and repeats a scale where these are larger: 256 columns have one group in
+// every tile, 96 have three of 32 columns. Rows and columns beyond the matrix have scale 0 and codes of value
+// 0.
 //
 // Nothing in the bytes says what they are: they are in the device's memory, where a call must not look. What
 // a call knows is format, n, k, block, is_gated, and the size, which tells whether there are zeros or
@@ -45,7 +48,7 @@ struct StripLayout {
   int64_t n, k;
   int64_t strips, tiles;  // of the weight; of a strip
   qf_format format;
-  int32_t groups;      // of a tile: 1, 2 or 4
+  int32_t groups;      // of a tile: 1, 2, 4 or 8
   int32_t code_bytes;  // of a tile
   int32_t tile_bytes;
   bool has_zeros, has_offsets, has_k_map, is_gated;
@@ -63,6 +66,9 @@ struct StripLayout {
     return column < n / 2 ? column + (row < 8 ? 0 : n / 2) : -1;
   }
 };
+
+// Scales of codebooks are multiplied by this, so that what is looked up is exact in 16 bits.
+constexpr float codebook_unit(qf_format f) { return f == QF_FP4_BNB ? 1.0f / 192 : 1.0f; }
 
 // Why a weight of these groups has no such form, or null.
 const char* not_in_strips(const Weight& w);

@@ -9,6 +9,9 @@
 // their exponent and mantissa at the place of the larger type's are the value times a power of two, which one
 // multiplication takes off. A byte scale is a power of two as well, and bf16 has its range: there it is part
 // of the same factor, and sums need no scaling.
+//
+// The numbers of a codebook are looked up. Those of IQ4_NL, and of FP4 BNB in units of codebook_unit(), are
+// exact in 16 bits too; NF4's are rounded to the type of x.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,9 +19,11 @@
 
 #include <type_traits>
 
+#include "core/choose.h"
 #include "core/dtype.h"
 #include "cuda/ptx/logic.h"
 #include "cuda/ptx/shared_memory.h"
+#include "formats/codes.h"
 #include "formats/numbers.h"
 #include "linear/mxfp4_strips.h"
 
@@ -99,8 +104,15 @@ struct ByteScales {
   }
 };
 
+// f(format): the one whose code is compiled for `format`.
+template <class F>
+void choose_strip_format(qf_format format, const F& f) {
+  choose_value<QF_INT4, QF_FP4_E2M1, QF_NF4, QF_INT8, QF_FP8_E4M3, QF_FP8_E5M2>(device_code_path(format), f);
+}
+
 template <qf_format Format, class T>
 struct StripCodes {
+  __device__ explicit StripCodes(qf_format) {}
   static constexpr bool kIs4Bit = Format == QF_INT4 || Format == QF_FP4_E2M1;
   static constexpr bool kHasZeroPoints = is_integer(Format);
   static constexpr int kStepWords = kIs4Bit ? 1 : 2;
@@ -178,6 +190,65 @@ struct StripCodes {
     const uint32_t sign = v & 0x80008000u, magnitude = (v & 0x7f007f00u) >> kShift;
     return sign | magnitude;
   }
+};
+
+// Numbers 4 i .. 4 i + 3 of a codebook in T: their lower bytes, and their upper ones.
+struct CodebookBytes {
+  uint32_t low[4], high[4];
+};
+template <class T>
+constexpr CodebookBytes codebook_bytes(qf_format format) {
+  constexpr int kDropped = 23 - Pair<T>::kMantissaBits;
+  CodebookBytes bytes = {};
+  for (int i = 0; i < 16; ++i) {
+    const float number = values_of(format).values[i] / linear::codebook_unit(format);
+    const uint32_t bits = __builtin_bit_cast(uint32_t, number);
+    uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude != 0) {  // a normal number of T; to nearest, ties to even
+      magnitude -= static_cast<uint32_t>(127 - Pair<T>::kBias) << 23;
+      magnitude += (1u << (kDropped - 1)) - 1 + (magnitude >> kDropped & 1);
+    }
+    const uint32_t half = magnitude >> kDropped | (bits >> 31) << 15;
+    bytes.low[i / 4] |= (half & 255) << (i % 4 * 8);
+    bytes.high[i / 4] |= (half >> 8) << (i % 4 * 8);
+  }
+  return bytes;
+}
+
+// All codebooks. Four codes are looked up at once: three bits of each choose one of eight bytes, in either
+// half of the table, the fourth chooses the half; and so for the lower bytes and the upper ones.
+template <class T>
+struct StripCodes<QF_NF4, T> {
+  static constexpr bool kIs4Bit = true, kHasZeroPoints = false;
+  static constexpr int kStepWords = 1, kTileVectors = 2;
+  static constexpr bool kMayHaveByteScales = false, kFoldsByteScales = false;
+
+  __device__ explicit StripCodes(qf_format format) {
+    constexpr CodebookBytes kNf4 = codebook_bytes<T>(QF_NF4), kFp4Bnb = codebook_bytes<T>(QF_FP4_BNB),
+                            kIq4Nl = codebook_bytes<T>(QF_IQ4_NL);
+    table_ = format == QF_NF4 ? kNf4 : format == QF_FP4_BNB ? kFp4Bnb : kIq4Nl;
+  }
+  __device__ static uint32_t term(float = 0) { return 0; }
+
+  __device__ __forceinline__ void decode(const uint32_t* words, const uint32_t (&)[2],
+                                         uint32_t (&a)[4]) const {
+    const uint32_t of_eight = words[0] & 0x77777777u;
+    const uint32_t half = (words[0] >> 1 & 0x44444444u) | 0x32103210u;  // 4 more: the byte of the upper half
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t low = look_up(table_.low, of_eight >> (16 * i), half >> (16 * i));
+      const uint32_t high = look_up(table_.high, of_eight >> (16 * i), half >> (16 * i));
+      a[2 * i] = __byte_perm(low, high, 0x5140), a[2 * i + 1] = __byte_perm(low, high, 0x7362);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static uint32_t look_up(const uint32_t (&bytes)[4], uint32_t of_eight,
+                                                     uint32_t half) {
+    return __byte_perm(__byte_perm(bytes[0], bytes[1], of_eight), __byte_perm(bytes[2], bytes[3], of_eight),
+                       half);
+  }
+  CodebookBytes table_;
 };
 
 }  // namespace quantfuse

@@ -56,8 +56,8 @@ def load_quantized(
         folder: AWQ, GPTQ, compressed-tensors, FP8 block, bitsandbytes or torchao safetensors, or a GGUF
             (of the architectures llama, qwen2 and qwen3, or with the model's own names).
         stated: fields that go over the checkpoint's ``quantization_config``.
-        on_inexact: formats that linear layers do not take (K-quants, NF4, a quantized embedding) are
-            dequantized to the type of the model's own weight; ``"error"`` refuses them.
+        on_inexact: what linear layers do not take (a quantized embedding, blocks across rows) is
+            dequantized to the type of the model's own weight; ``"error"`` refuses it.
         strict: a tensor that the model does not have, and a parameter that the checkpoint does not have, is
             an error. Without, both are told in the summary.
         fuse: merge q, k, v and gate, up where their formats allow it, as in :func:`quantize_model`.
