@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <initializer_list>
+#include <utility>
 
 #include "bench.h"
 
@@ -189,6 +190,12 @@ std::vector<Spec> h200_suite() {
   for (const char* weight : {"int8", "fp8", "mxfp4"}) {
     suite.o = linear_options(weight, "bf16");
     suite.o.n = 28672;
+    suite.add_each_m("linear", {1, 16, 64, 1024});
+  }
+  const std::pair<const char*, int64_t> others[] = {{"nf4", 64}, {"int8", 16}, {"fp4", 16}};  // Q6_K; NVFP4
+  for (const auto& [weight, group] : others) {
+    suite.o = linear_options(weight, "bf16");
+    suite.o.n = 28672, suite.o.group = group;
     suite.add_each_m("linear", {1, 16, 64, 1024});
   }
   suite.o = linear_options("int4", "bf16");
