@@ -61,6 +61,12 @@ void cluster_wait(Warp& w, const Instruction&) {
   w.rest();
 }
 
+void wait_for_previous_kernel(Warp& w, const Instruction&) {
+  if (w.block.machine.is_previous_done) return;
+  w.wait_here();
+  w.rest();
+}
+
 // ---- Lanes together ----
 
 bool gather_members(Warp& w, const Operand& mask) {
@@ -150,8 +156,8 @@ void bind_control(const Mnemonic& name, Instruction& i) {
     i.run = barrier, i.with[0] = p[1] == "sync";
   else if (p[0] == "barrier" && p[1] == "cluster")
     i.run = p[2] == "arrive" ? cluster_arrive : cluster_wait, i.with[0] = name.has("relaxed");
-  else if (p[0] == "griddepcontrol" || p[0] == "setmaxnreg")
-    i.run = nothing;  // kernels run one after the other
+  else if (p[0] == "griddepcontrol" && p[1] == "wait") i.run = wait_for_previous_kernel;
+  else if (p[0] == "griddepcontrol" || p[0] == "setmaxnreg") i.run = nothing;
   else if (p[0] == "shfl") {
     i.run = shuffle;
     i.with[0] = p[2] == "up" ? kUp : p[2] == "down" ? kDown : p[2] == "bfly" ? kButterfly : kIndex;

@@ -136,6 +136,28 @@ TEST(Emulator, StoresIntoAnotherBlockOfTheCluster) {
   }
 }
 
+TEST(Emulator, KernelsBeginBeforeTheOneAheadHasEnded) {
+  const std::string head =
+      ".version 9.0\n.target sm_90a\n.address_size 64\n.visible .entry test(.param .u64 a)\n{\n"
+      ".reg .b32 %r<8>; .reg .b64 %a;\nld.param.u64 %a, [a];\n";
+  Module first(head + "mov.u32 %r1, 7; st.global.u32 [%a], %r1;\nret;\n}\n");
+  Module second(head +
+                "ld.global.u32 %r1, [%a]; griddepcontrol.wait; ld.global.u32 %r2, [%a];\n"
+                "st.global.u32 [%a+4], %r1; st.global.u32 [%a+8], %r2;\nret;\n}\n");
+  Buffer memory(4);
+  const uint64_t pointer = reinterpret_cast<uint64_t>(memory.data);
+  std::vector<uint8_t> params(8);
+  std::memcpy(params.data(), &pointer, 8);
+  const LaunchConfig config{{1, 1, 1}, {1, 1, 1}, 1, 0};
+  Machine ahead(first.program("test"), config, params, 0, false);
+  Machine early(second.program("test"), config, params, 0, false);
+  early.run_ahead();
+  ahead.run();
+  early.run();
+  EXPECT_EQ(memory.data[1], 0u);  // read too early
+  EXPECT_EQ(memory.data[2], 7u);
+}
+
 TEST(Emulator, ProductsOfMatrices) {
   // Row g of a is all g + 1, every column of b all 1: 16 products, and the 0.5 that was there.
   Buffer in(64), out(128);

@@ -352,7 +352,16 @@ bool Machine::turn() {
   return has_run_out || num_events != events || !copies_.empty();
 }
 
+void Machine::run_ahead() {
+  is_previous_done = false;
+  constexpr uint64_t kMostBlocks = 264;  // two for each SM
+  const uint64_t most = std::min(num_clusters_, kMostBlocks / config.cluster);
+  while (turn() || next_cluster_ < most)
+    if (next_cluster_ < most) start_cluster();
+}
+
 void Machine::run() {
+  is_previous_done = true;
   int idle = 0;
   while (!running_.empty() || next_cluster_ < num_clusters_) {
     const bool is_busy = turn();

@@ -30,6 +30,7 @@ struct LaunchConfig {
   Dim3 grid, block;
   uint32_t cluster = 1;  // blocks, along x
   uint32_t dynamic_shared = 0;
+  bool overlaps = false;  // may begin before the kernel ahead has ended (programmatic dependent launch)
 };
 
 struct Cluster;
@@ -253,10 +254,13 @@ class Machine {
  public:
   Machine(const Program& program, const LaunchConfig& config, std::span<const uint8_t> params, uint64_t seed,
           bool finds_races);
+  // As far as it comes while the kernel before runs, and to the end.
+  void run_ahead();
   void run();
 
   const Program& program;
-  const LaunchConfig& config;
+  const LaunchConfig config;
+  bool is_previous_done = true;
   std::span<uint8_t> params;  // begins at a multiple of 64, which tensor maps need
   uint64_t num_events = 0;    // what others may wait for: stores, arrivals, ends
   uint64_t num_instructions = 0;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of the CUDA runtime that the library, its tests and its command call, on an emulated GPU.
-// Everything is done when the call returns; what is put on a stream that is being captured is kept, and done
-// when its graph is launched.
+// What is put on a stream that is being captured is kept, and done when its graph is launched. Kernels end in
+// their order, the last ones when something waits for them. One that may begin before the kernel ahead has
+// ended does so as early as it can: its part in front of griddepcontrol.wait is run before the two kernels
+// ahead of it.
 //
 // The GPU is an H200 in what selection asks of it: QUANTFUSE_EMULATED_SMS gives it another number of
 // multiprocessors. QUANTFUSE_EMULATOR_SEED lets copies arrive late and warps take turns in another order;
@@ -12,6 +14,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <mutex>
 
 #include "machine.h"
@@ -42,6 +45,7 @@ struct Stream {
 
 struct State {
   std::mutex mutex, running;
+  std::deque<std::unique_ptr<Machine>> kernels;  // that have not ended
   std::vector<std::unique_ptr<Module>> modules;
   std::map<const void*, Function> functions;  // by the host's stub
   Stream default_stream;
@@ -69,20 +73,40 @@ uint64_t number_from(const char* variable, uint64_t otherwise) {
 
 Stream& stream_of(cudaStream_t s) { return s ? *reinterpret_cast<Stream*>(s) : state().default_stream; }
 
-// Now, or when the graph is launched.
-template <class Work>
-cudaError_t enqueue(cudaStream_t s, Work work) {
-  Stream& stream = stream_of(s);
-  if (stream.capturing) {
-    stream.capturing->work.push_back(work);
-    return cudaSuccess;
+void finish_kernels(size_t left) {
+  auto& kernels = state().kernels;
+  while (kernels.size() > left) {
+    const std::unique_ptr<Machine> kernel = std::move(kernels.front());
+    kernels.pop_front();
+    try {
+      kernel->run();
+    } catch (const Fault& fault) {
+      kernels.clear();
+      throw Fault(kernel->program.name + ": " + fault.what());
+    }
   }
+}
+
+template <class Work>
+cudaError_t guarded(Work work) {
   try {
     const std::lock_guard one_at_a_time(state().running);
     work();
   } catch (const Fault& fault) {
     return failed(cudaErrorLaunchFailure, fault.what());
   }
+  return cudaSuccess;
+}
+cudaError_t finish() {
+  return guarded([] { finish_kernels(0); });
+}
+
+// Now, or when the graph is launched.
+template <class Work>
+cudaError_t enqueue(cudaStream_t s, Work work) {
+  Stream& stream = stream_of(s);
+  if (!stream.capturing) return guarded(work);
+  stream.capturing->work.push_back(work);
   return cudaSuccess;
 }
 
@@ -169,13 +193,22 @@ cudaError_t launch(const void* stub, LaunchConfig config, void** args, cudaStrea
   for (size_t p = 0; p < program->params.size(); ++p)
     std::memcpy(params.data() + program->params[p].first, args[p], program->params[p].second);
   return enqueue(stream, [program, config, params] {
-    Machine machine(*program, config, params, number_from("QUANTFUSE_EMULATOR_SEED", 0),
-                    number_from("QUANTFUSE_EMULATOR_RACES", 0) != 0);
-    try {
-      machine.run();
-    } catch (const Fault& fault) {
-      throw Fault(program->name + ": " + fault.what());
+    constexpr size_t kUnderWay = 2;
+    auto& kernels = state().kernels;
+    if (!config.overlaps) finish_kernels(0);
+    auto kernel =
+        std::make_unique<Machine>(*program, config, params, number_from("QUANTFUSE_EMULATOR_SEED", 0),
+                                  number_from("QUANTFUSE_EMULATOR_RACES", 0) != 0);
+    if (!kernels.empty()) {
+      try {
+        kernel->run_ahead();
+      } catch (const Fault& fault) {
+        kernels.clear();
+        throw Fault(program->name + ": " + fault.what());
+      }
     }
+    kernels.push_back(std::move(kernel));
+    finish_kernels(kUnderWay);
   });
 }
 
@@ -238,6 +271,9 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* c, const void* stub, void** args) {
   LaunchConfig config{dim(c->gridDim), dim(c->blockDim), 1, static_cast<uint32_t>(c->dynamicSmemBytes)};
   config.cluster = cluster_of(*c);
+  for (unsigned a = 0; a < c->numAttrs; ++a)
+    if (c->attrs[a].id == cudaLaunchAttributeProgrammaticStreamSerialization)
+      config.overlaps = c->attrs[a].val.programmaticStreamSerializationAllowed != 0;
   return launch(stub, config, args, c->stream);
 }
 
@@ -250,7 +286,7 @@ cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {
   return device == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice, "no such device");
 }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return finish(); }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   *p = {};
   std::snprintf(p->name, sizeof p->name, "emulated H200");
@@ -298,6 +334,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
   return *memory ? cudaSuccess : failed(cudaErrorMemoryAllocation, "out of memory");
 }
 cudaError_t cudaFree(void* memory) {
+  if (const cudaError_t e = finish(); e != cudaSuccess) return e;
   if (memory && !emulator::release(memory))
     return failed(cudaErrorInvalidValue, "memory that was not allocated");
   return cudaSuccess;
@@ -308,13 +345,13 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  return enqueue(stream, [=] { std::memmove(to, from, bytes); });
+  return enqueue(stream, [=] { finish_kernels(0), std::memmove(to, from, bytes); });
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
 cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream) {
-  return enqueue(stream, [=] { std::memset(to, byte, bytes); });
+  return enqueue(stream, [=] { finish_kernels(0), std::memset(to, byte, bytes); });
 }
 cudaError_t cudaMemset(void* to, int byte, size_t bytes) { return cudaMemsetAsync(to, byte, bytes, nullptr); }
 
@@ -327,7 +364,7 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWith
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return delete reinterpret_cast<Stream*>(stream), cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return finish(); }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   return stream_of(stream).capturing = new Graph, cudaSuccess;
@@ -357,7 +394,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete reinterpret_cast<char*>(event), cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return finish(); }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) { return *ms = 1, cudaSuccess; }
 
 // ---- Errors ----
