@@ -196,8 +196,8 @@ class QuantizedWeight:
 
         They depend on the device and on what its processor can do: pack where you run, save the canonical
         form. ``drop_canonical`` lets go of codes, scales, zeros, offsets and g_idx. Where kernels read the
-        canonical form only (a CPU without AVX2; on a CUDA device weights with a table, with groups
-        that are not 32, 64, a multiple of 128 or whole rows, or that differ in size by ``g_idx``) nothing
+        canonical form only (a CPU without AVX2; on a CUDA device weights with groups that are
+        neither multiples of 16 columns nor whole rows, or that differ in size by ``g_idx``) nothing
         changes. On a CUDA device this waits for the packing to end.
         """
         if self.packed is None:

@@ -48,8 +48,8 @@
 //     |error| <= 4 sqrt(33 * sum (i/s)^2) / 2 * 2^-13 S < 4 sqrt(11 s + 33) / 2 * 2^-13 S
 // A case has one bound for all kernels, so this also widens what mma.sync may do, which needs none of it.
 //
-// NF4 on CUDA. 16-bit x is multiplied by the table's numbers rounded to its type, so that a sum is off by at
-// most the largest relative error of the 16 times sum |t_i|. Numbers of every other format are exact there.
+// Packed NF4 on CUDA. 16-bit x is multiplied by the table's numbers rounded to its type, so that a sum is off
+// by at most the largest relative error of the 16 times sum |t_i|. Numbers of every other format are exact.
 #pragma once
 
 #include <algorithm>
@@ -79,7 +79,7 @@ inline double fp8_sum_bound(qf_device device, int64_t k_unpromoted, double sum_o
   return std::max(0x1p-8, 2 * std::sqrt(11 * additions + 33) * 0x1p-13) * sum_of_magnitudes;
 }
 
-// The largest relative error of NF4's numbers in 16-bit x's type.
+// The largest relative error of a packed NF4 weight's numbers in 16-bit x's type.
 inline double codebook_rounding(qf_device device, qf_format format, DType x) {
   if (device.type != QF_CUDA || format != QF_NF4 || x == DType::f32) return 0;
   double largest = 0;

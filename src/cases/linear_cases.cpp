@@ -176,7 +176,8 @@ class LinearCase final : public OperationCase<qf_linear_args> {
     const DType dtype = dtype_of(spec_.dtype);
     const double rounding = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : kUnitRoundoff;
     const double of_norm = x_gain_ ? sum_bound(k, 1.0) / 2 + 5 * kUnitRoundoff + rounding : 0;
-    const double of_codebook = codebook_rounding(device, spec_.weight.format, dtype);
+    const bool is_packed = !packed_.empty() && spec_.act_format == QF_FORMAT_NONE;
+    const double of_codebook = is_packed ? codebook_rounding(device, spec_.weight.format, dtype) : 0;
     auto bound_of_sum = [&](int64_t i, int64_t j) {
       const auto at = static_cast<size_t>(i * n + j);
       return sum_bound(k, sums[at]) + of_input[at] + (of_norm + of_codebook) * sums[at] +

@@ -430,7 +430,7 @@ Verdict accepts(const Problem& p) {
   return Requirements()
       .require(p.strips.is_there, "the weight is not packed (qf_weight_pack)")
       .require(!p.strips.layout.has_offsets, "the weight has offsets or floating zero points")
-      .require(p.strips.layout.groups <= 4, "the weight's groups are not of 32 columns")
+      .require(p.strips.layout.groups <= 4, "groups are no multiples of 32 columns")
       .require(format == QF_INT4 || format == QF_INT8 || format == QF_FP8_E4M3 ||
                    (linear::has_byte_scales(p.strips.layout) && p.x.dtype == DType::bf16),
                "the weight is not int4, int8, e4m3 or, with x in bf16, mxfp4")

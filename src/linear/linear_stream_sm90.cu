@@ -726,7 +726,7 @@ Verdict accepts(const Problem& p) {
                         .require(is_integer(p.weight.format) ||
                                      (linear::has_byte_scales(p.strips.layout) && p.x.dtype == DType::bf16),
                                  "the weight is not int4, int8 or, with x in bf16, mxfp4")
-                        .require(p.strips.layout.groups <= 4, "the weight's groups are not of 32 columns")
+                        .require(p.strips.layout.groups <= 4, "groups are no multiples of 32 columns")
                         .require(!p.has_act_quant(), "x is quantized or to be quantized")
                         .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16, "x is not f16 or bf16")
                         .require(!p.x_gain || takes_gain(p),

@@ -66,7 +66,7 @@ Verdict accepts(const Problem& p) {
           .require(!p.has_act_quant(), "the activations are quantized")
           .require(p.x.dtype == DType::f16 || p.x.dtype == DType::bf16,
                    "the activations are not FP16 or BF16")
-          .require(p.m * ceil_div(p.k, int64_t{16}) < 1ll << 31, "x is too large");
+          .require(p.m * p.strips.layout.tiles * p.strips.layout.groups < 1ll << 31, "x is too large");
   if (!own) return own;
   return Requirements().require(Steps(p, nullptr).rest_kernel != nullptr, "no kernel takes x and its sums");
 }

@@ -41,7 +41,7 @@ template <int kTokens_>
 struct Shape {
   static constexpr int kTokens = kTokens_, kSlots = kTokens / kSlotTokens, kParts = kTokens / kPartTokens;
   // Of a tile. With more of them there are not enough registers for 256 tokens.
-  static constexpr int kMaxGroups = kTokens > 128 ? 1 : 4;
+  static constexpr int kMaxGroups = kTokens > 128 ? 1 : 8;
   // Blocks of a cluster, which share a tile. What else they do leaves too few registers for 256 tokens.
   static constexpr int kMaxSplits = kTokens > 128 ? 1 : linear_turns_sm90::kMaxSplits;
 };

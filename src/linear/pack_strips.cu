@@ -81,7 +81,7 @@ __global__ void sort_columns(const __grid_constant__ Weight w, int32_t* k_map, i
   if (group == 0 && w.k + threadIdx.x < words) k_map[w.k + threadIdx.x] = 0;
 }
 
-// The code of (row, place of a column), or that of the value 0.
+// The code of (row, place of a column), or beyond the matrix that of the value 0 (of a codebook: code 0).
 __device__ uint32_t code_at(const Weight& w, const int32_t* k_map, int64_t row, int64_t place) {
   const bool exists = row >= 0 && place < w.k;
   const int64_t k = exists && k_map ? k_map[place] : place;

@@ -31,8 +31,9 @@
 //
 // Scales are float32, those of MXFP4 bytes (mxfp4_strips.h). A tile has 1, 2, 4 or 8 groups, the fewest that
 // the weight's groups are made of, and repeats a scale where these are larger: 256 columns have one group in
-// every tile, 96 have three of 32 columns. Rows and columns beyond the matrix have scale 0 and codes of value
-// 0.
+// every tile, 96 have three of 32 columns. Rows beyond the matrix, and groups of columns, have scale 0. Codes
+// of columns beyond it are of value 0, or of a codebook code 0, which is another number: kernels have zeros
+// in their x.
 //
 // Nothing in the bytes says what they are: they are in the device's memory, where a call must not look. What
 // a call knows is format, n, k, block, is_gated, and the size, which tells whether there are zeros or

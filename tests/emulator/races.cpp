@@ -160,10 +160,11 @@ void Races::touch(const Warp& warp, const Knowledge& known, const Epoch& epoch, 
   };
   const size_t count = (offset % kCellBytes + bytes + kCellBytes - 1) / kCellBytes;
   for (size_t i = 0; i < count; ++i, ++cell) {
-    if (!is_ordered(cell->write)) fault(warp, is_write, cell->write, true, block, offset);
+    const auto at = static_cast<uint32_t>(offset + i * kCellBytes);
+    if (!is_ordered(cell->write)) fault(warp, is_write, cell->write, true, block, at);
     if (is_write) {
       for (const Epoch& read : cell->reads)
-        if (!is_ordered(read)) fault(warp, true, read, false, block, offset);
+        if (!is_ordered(read)) fault(warp, true, read, false, block, at);
       cell->reads.clear();
       cell->write = epoch;
       continue;
