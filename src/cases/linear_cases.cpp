@@ -517,6 +517,20 @@ std::vector<CasePtr> linear_test_cases() {
       list.add(s);
     }
   }
+  // Few rows, in tiles of which the last may be smaller.
+  for (const int64_t tokens : {5, 6, 10, 11, 12, 13, 23, 25, 48, 49}) {
+    LinearSpec s;
+    s.m = tokens, s.n = 70, s.k = 328, s.act_format = QF_INT8;
+    s.weight.is_asymmetric = tokens % 2 == 0;
+    list.add(s);
+    s.weight.format = QF_INT8, s.weight.block = {1, 0};
+    list.add(s);
+    s.weight = {QF_FP4_E2M1, {1, 32}, true}, s.act_group = 64;
+    list.add(s);
+    s.act_format = QF_FORMAT_NONE, s.act_group = 0, s.dtype = kBf16;
+    s.weight = {QF_INT4, {1, 128}, false, true};
+    list.add(s);
+  }
   // x that is normalized on its way in.
   for (const qf_dtype dtype : {kBf16, kF16, kF32}) {
     for (const int64_t tokens : {1, 2, 3, 20}) {

@@ -62,6 +62,12 @@ struct Avx2 {
     const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
   }
+  // Two vectors, one behind the other.
+  template <class T>
+  QF_SIMD void store(T* p, F v, F next) {
+    store(p, v);
+    store(p + kLanes, next);
+  }
   QF_SIMD void store(float* p, F v, int64_t n) { _mm256_maskstore_ps(p, first(n), v); }
   QF_SIMD void store(f16* p, F v, int64_t n) { store_some(p, v, n); }
   QF_SIMD void store(bf16* p, F v, int64_t n) { store_some(p, v, n); }
@@ -250,6 +256,13 @@ struct Avx2 {
       t[i + 4] = _mm256_permute2x128_si256(r[i], r[i + 4], 0x31);
     }
     for (int i = 0; i < 8; ++i) r[i] = t[i];
+  }
+
+  // The words of lane i of every row to out + i * count, one lane after the other: 8 words each, of which the
+  // next lane writes over those from `count` on. Up to 8 - count words behind the last are written too.
+  QF_SIMD void store_interleaved(I (&r)[8], int64_t count, int32_t* out) {
+    transpose(r);
+    for (int i = 0; i < 8; ++i, out += count) store_i(out, r[i]);
   }
 
  private:

@@ -208,40 +208,47 @@ struct Tile {
 };
 
 // Rows are cut into tiles of equal size, but for the last: 7 rows are 4 + 3, not 6 + 1.
-QF_INLINE int64_t tile_rows_for(int64_t rows) {
-  const int64_t tiles = ceil_div(rows, kMaxTileRows);
+QF_INLINE int64_t tile_rows_for(int64_t rows, int64_t most = kMaxTileRows) {
+  const int64_t tiles = ceil_div(rows, most);
   return tiles == 0 ? 1 : ceil_div(rows, tiles);
 }
 
-// Calls body(std::integral_constant<int, rows>) for 1 <= rows <= kMaxTileRows.
-template <class Body>
-QF_INLINE void choose_tile_rows(int64_t rows, const Body& body) {
-  switch (rows) {
-    case 1: return body(std::integral_constant<int, 1>{});
-    case 2: return body(std::integral_constant<int, 2>{});
-    case 3: return body(std::integral_constant<int, 3>{});
-    case 4: return body(std::integral_constant<int, 4>{});
-    case 5: return body(std::integral_constant<int, 5>{});
-    case 6: return body(std::integral_constant<int, 6>{});
-  }
+// Calls body(std::integral_constant<int, rows>) for 1 <= rows <= kMost.
+template <int kMost, class Body>
+QF_INLINE void choose_rows(int64_t rows, const Body& body) {
+  unrolled<kMost>([&](auto before) __attribute__((always_inline)) {
+    if (rows == before + 1) body(std::integral_constant<int, before + 1>{});
+  });
 }
 
 // Brings words of `count` rows, `stride` apart, into the order of a tile: out [step][count].
-template <class Word>
+template <class S, class Word>
 QF_INLINE void interleave_rows(const Word* rows, int64_t stride, int64_t count, int64_t steps, Word* out) {
-  if (count > kMaxTileRows) {  // a tile of its own kind
-    for (int64_t step = 0; step < steps; ++step) {
-      for (int64_t m = 0; m < count; ++m) *out++ = rows[m * stride + step];
-    }
-    return;
-  }
-  choose_tile_rows(
-      count, [&](auto mt) __attribute__((always_inline)) {
-        for (int64_t step = 0; step < steps; ++step, out += mt.value) {
-          unrolled<mt.value>([&](auto m)
-                                 __attribute__((always_inline)) { out[m] = rows[m * stride + step]; });
-        }
+  static_assert(sizeof(Word) == 4);
+  constexpr int64_t L = S::kLanes, kTogether = 8;
+  const int64_t whole = steps / L * L;
+  // The first 8 rows last: what is stored behind the rows of a step is theirs.
+  for (int64_t first = (count - 1) / kTogether * kTogether; first >= 0; first -= kTogether) {
+    const int64_t n = count - first < kTogether ? count - first : kTogether;
+    for (int64_t step = 0; step < whole; step += L) {
+      typename S::I words[kTogether];
+      unrolled<kTogether>([&](auto m) __attribute__((always_inline)) {
+        words[m] = m < n ? S::load_i(rows + (first + m) * stride + step) : S::zero_i();
       });
+      auto* to = reinterpret_cast<int32_t*>(out + step * count + first);
+      if ((steps - step - L) * count >= kTogether - n) {
+        S::store_interleaved(words, count, to);
+      } else {  // what is behind the last words is not ours
+        int32_t own[L * kTogether];
+        S::store_interleaved(words, kTogether, own);
+        for (int64_t i = 0; i < L; ++i)
+          __builtin_memcpy(to + i * count, own + i * kTogether, static_cast<size_t>(n) * 4);
+      }
+    }
+  }
+  for (int64_t step = whole; step < steps; ++step) {
+    for (int64_t m = 0; m < count; ++m) out[step * count + m] = rows[m * stride + step];
+  }
 }
 
 }  // namespace quantfuse

@@ -67,8 +67,8 @@ struct Bf16Arithmetic {
           S::store_i(words[i] + k / 2, S::lookup_u16(S::load_i(run + k), columns));
         }
       }
-      interleave_rows(words[0], linear::kFloatSegment / 2, rows, length / 2,
-                      x + begin / 2 * c.rows + row * (length / 2));
+      interleave_rows<S>(words[0], linear::kFloatSegment / 2, rows, length / 2,
+                         x + begin / 2 * c.rows + row * (length / 2));
     }
   }
 };

@@ -20,9 +20,15 @@ inline constexpr int64_t kLimbSegment = 128;
 inline constexpr int kLimbs = 3;
 static_assert(kMaxTileRows % kLimbs == 0);
 
-// Tokens up to which codes go from memory to registers: as many as have their sums for a panel in registers.
+// Tokens of a tile whose codes go from memory to registers: as many as have their sums for a panel in
+// registers.
 template <class S>
 inline constexpr int64_t kDirectTokens = S::kRegisters == 32 ? 4 : 2;
+
+template <class S>
+QF_INLINE bool has_direct_tokens(qf_format format, int64_t tokens) {
+  return tokens <= kDirectTokens<S> || is_direct<S>(format, kLimbs * tokens);
+}
 
 // Rows are limbs: three of a token.
 struct LimbBatch : Batch<int32_t> {
@@ -113,8 +119,8 @@ QF_INLINE void prepare_limb_tile(const LimbBatch& c, int64_t token, int64_t coun
       sums_of_x[s * c.tokens() + token + i] =
           65536.0f * static_cast<float>(own[2]) + static_cast<float>(256 * own[1] + own[0]);
     }
-    interleave_rows(words[0], kLimbSegment / 4, kLimbs * count, length / 4,
-                    x + begin / 4 * c.rows + kLimbs * token * (length / 4));
+    interleave_rows<S>(words[0], kLimbSegment / 4, kLimbs * count, length / 4,
+                       x + begin / 4 * c.rows + kLimbs * token * (length / 4));
   }
 }
 
@@ -201,10 +207,11 @@ struct LimbWork : CodeWork<Simd, Format, LimbBatch> {
 template <class S, qf_format Format>
 QF_INLINE void multiply_limbs(const LimbBatch& c) {
   const LimbWork<S, Format> work = {{c}};
-  if (c.tokens() > kDirectTokens<S>) return multiply_batch(work);
-  unrolled<kDirectTokens<S>>([&](auto before) __attribute__((always_inline)) {
-    if (c.tokens() == before + 1) multiply_direct<kLimbs*(before + 1)>(work);
-  });
+  if (!has_direct_tokens<S>(c.p.weight.format, c.tokens())) return multiply_batch(work);
+  choose_rows<kDirectTokens<S>>(
+      c.tile_rows / kLimbs, [&](auto tokens) __attribute__((always_inline)) {
+        multiply_direct<kLimbs * tokens.value>(work);
+      });
 }
 
 // ---- The call ----
@@ -238,7 +245,9 @@ QF_INLINE void launch_limbs(const Problem& p, const Launch& launch) {
 
   for (int64_t first_row = 0; first_row < p.m; first_row += plan.batch_rows) {
     const int64_t tokens = p.m - first_row < plan.batch_rows ? p.m - first_row : plan.batch_rows;
-    const int64_t tile_tokens = tokens <= kDirectTokens<S> ? tokens : kMaxTileRows / kLimbs;
+    const int64_t tile_tokens = has_direct_tokens<S>(p.weight.format, tokens)
+                                    ? tile_rows_for(tokens, kDirectTokens<S>)
+                                    : kMaxTileRows / kLimbs;
     const Destination to = {p.out.is_quantized() && !p.out.is_static,
                             reinterpret_cast<float*>(workspace + plan.result), first_row};
     const LimbBatch batch = {{p, plan, segments, num_segments, x, kLimbs * tokens, kLimbs * tile_tokens, to},

@@ -216,6 +216,7 @@ QF_INLINE void finish_rows(const Problem& p, const Destination& to, int64_t row,
             auto* out = p.out.y.row<typename decltype(type)::type>(row + r) + col;
             const auto sums = sums_of(r);
             int64_t i = 0;
+            for (; i + 2 * L <= count; i += 2 * L) S::store(out + i, sums(i), sums(i + L));
             for (; i + L <= count; i += L) S::store(out + i, sums(i));
             if (i < count) S::store(out + i, sums(i), count - i);
           }
@@ -249,6 +250,8 @@ QF_INLINE void finish_rows(const Problem& p, const Destination& to, int64_t row,
               auto* out = p.out.y.row<typename decltype(type)::type>(row + r) + col;
               const auto sums = sums_of(r);
               int64_t i = 0;
+              for (; i + 2 * L <= count; i += 2 * L)
+                S::store(out + i, value(activation, sums, r, i), value(activation, sums, r, i + L));
               for (; i + L <= count; i += L) S::store(out + i, value(activation, sums, r, i));
               if (i < count) S::store(out + i, value(activation, sums, r, i), count - i);
             }
@@ -426,7 +429,7 @@ __attribute__((noinline)) void multiply_chunk(const Work& work, int64_t row0, in
         if (is_last) {
           fetch_y<S>(c.p, c.to, row / Work::kRowsOfToken, count / Work::kRowsOfToken, panel, panels);
         }
-        choose_tile_rows(
+        choose_rows<kMaxTileRows>(
             count, [&](auto mt) __attribute__((always_inline)) {
               if (kPanels == 2 && panels == 2) {
                 work.template add<mt.value, kPanels>(run);

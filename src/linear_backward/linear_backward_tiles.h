@@ -224,7 +224,7 @@ void pack_tile(const Problem& p, const Batch<S>& batch, int64_t tile) {
           for (int64_t r = 0; r < rows; ++r) {
             S::store(values[r], S::load(p.dy.row<T>(batch.m0 + tile * batch.tile_rows + r) + n, count));
           }
-          interleave_rows(values[0], S::kLanes, rows, count, out + n * rows);
+          interleave_rows<S>(values[0], S::kLanes, rows, count, out + n * rows);
         }
       });
 }
@@ -276,7 +276,7 @@ void multiply_slice(const Problem& p, const Batch<S>& batch, int64_t first, int6
       const float* block = scratch.block + panel * count * 2 * S::kLanes;
       for (int64_t tile = first; tile < last; ++tile) {
         float* sums = scratch.sums + panel * panel_sums + tile * batch.tile_rows * row_sums;
-        choose_tile_rows(
+        choose_rows<kMaxTileRows>(
             batch.rows_of(tile), [&](auto rows) __attribute__((always_inline)) {
               const float* dy = batch.tile(tile, p.n) + n0 * rows.value;
               if (w.num_panels() - panel >= kMaxTilePanels<S>) {

@@ -43,7 +43,7 @@ __attribute__((noinline)) void prepare_float_tile(const Batch& batch, int64_t ro
       batch.scales_at(s)[row + i] = p.a_scale_at(r, segment.a_group);
     }
     auto* out = reinterpret_cast<float*>(batch.tile_at(segment, row, segment.count));
-    interleave_rows(values[0], kFloatSegment, rows, segment.count, out);
+    interleave_rows<S>(values[0], kFloatSegment, rows, segment.count, out);
   }
 }
 
@@ -90,7 +90,7 @@ class FloatPanels {
     }
     for (int64_t row = chunk_.row0; row < chunk_.row1; row += batch_.tile_rows) {
       const auto* a = reinterpret_cast<const float*>(batch_.tile_at(segment, row, segment.count));
-      choose_tile_rows(
+      choose_rows<kMaxTileRows>(
           batch_.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
             add_float_tile<S, mt.value, NP>(columns_ + i, a, decoded, stride, segment.count,
                                             batch_.scales_at(s) + row, totals_ + at(i, row),

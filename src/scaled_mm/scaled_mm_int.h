@@ -107,7 +107,7 @@ __attribute__((noinline)) void prepare_int_tile(const Batch& batch, int64_t row)
   prepare_int_rows<S>(
       batch, row,
       rows, [&](const Segment& segment, const int32_t* words, int64_t stride) __attribute__((always_inline)) {
-        interleave_rows(words, stride, rows, segment.words, batch.tile_at(segment, row, segment.words));
+        interleave_rows<S>(words, stride, rows, segment.words, batch.tile_at(segment, row, segment.words));
       });
 }
 
@@ -315,7 +315,7 @@ class IntPanels : public IntTotals<S, 1> {
     for (int64_t row = chunk.row0; row < chunk.row1; row += batch.tile_rows) {
       const int32_t* a = batch.tile_at(segment, row, segment.words);
       if (s + 1 == batch.plan.num_segments) this->fetch_c(row, columns->col, columns[NP - 1].col);
-      choose_tile_rows(
+      choose_rows<kMaxTileRows>(
           batch.rows_of_tile(row), [&](auto mt) __attribute__((always_inline)) {
             const int64_t to = this->at(i, row), panel_totals = this->at(1, chunk.row0);
             if (this->is_int_) {
