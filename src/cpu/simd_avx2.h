@@ -62,12 +62,6 @@ struct Avx2 {
     const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
   }
-  // Two vectors, one behind the other.
-  template <class T>
-  QF_SIMD void store(T* p, F v, F next) {
-    store(p, v);
-    store(p + kLanes, next);
-  }
   QF_SIMD void store(float* p, F v, int64_t n) { _mm256_maskstore_ps(p, first(n), v); }
   QF_SIMD void store(f16* p, F v, int64_t n) { store_some(p, v, n); }
   QF_SIMD void store(bf16* p, F v, int64_t n) { store_some(p, v, n); }

@@ -16,15 +16,6 @@ namespace quantfuse {
 
 struct Avx512Double;
 
-// Where the lower 16 bits of the words of two vectors are.
-struct LowerHalves {
-  alignas(64) uint16_t at[32];
-  constexpr LowerHalves() : at() {
-    for (int i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(2 * i);
-  }
-};
-inline constexpr LowerHalves kLowerHalves;
-
 struct Avx512 {
   using Number = float;
   using Double = Avx512Double;
@@ -64,26 +55,6 @@ struct Avx512 {
   QF_SIMD void store(float* p, F v) { _mm512_storeu_ps(p, v); }
   QF_SIMD void store(f16* p, F v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), f16_bits(v)); }
   QF_SIMD void store(bf16* p, F v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bf16_bits(v)); }
-  // Two vectors, one behind the other.
-  template <class T>
-  QF_SIMD void store(T* p, F v, F next) {
-    store(p, v);
-    store(p + kLanes, next);
-  }
-  QF_SIMD void store(bf16* p, F v, F next) {
-    if (_mm512_cmp_ps_mask(v, next, _CMP_UNORD_Q) != 0) {
-      store(p, v);
-      store(p + kLanes, next);
-      return;
-    }
-    // Rounded in halves: up if the lower one is more than 0x8000, or is that and the upper one odd.
-    const I halves = load_i(kLowerHalves.at), one = _mm512_set1_epi16(1);
-    const I lower = _mm512_permutex2var_epi16(bits(v), halves, bits(next));
-    const I upper = _mm512_permutex2var_epi16(bits(v), or_(halves, one), bits(next));
-    const I sticky = _mm512_ternarylogic_epi32(lower, upper, one, 0xf8);  // lower | (upper & 1)
-    const __mmask32 is_up = _mm512_cmpgt_epu16_mask(sticky, _mm512_set1_epi16(static_cast<int16_t>(0x8000)));
-    _mm512_storeu_si512(p, _mm512_mask_add_epi16(upper, is_up, upper, one));
-  }
   QF_SIMD void store(float* p, F v, int64_t n) { _mm512_mask_storeu_ps(p, first(n), v); }
   QF_SIMD void store(f16* p, F v, int64_t n) { _mm256_mask_storeu_epi16(p, first(n), f16_bits(v)); }
   QF_SIMD void store(bf16* p, F v, int64_t n) { _mm256_mask_storeu_epi16(p, first(n), bf16_bits(v)); }

@@ -23,6 +23,7 @@ namespace quantfuse::linear {
 // from further away at every product would hold it up.
 inline constexpr int64_t kTileChunkBytes = 1280 * 1024;
 
+inline constexpr int64_t kMostFewRows = 4;
 inline constexpr const char* kFewRows = "a few rows take the time that reading the weight takes";
 
 // Bytes of a panel's segment as tiles read it.

@@ -171,7 +171,7 @@ Verdict accepts(const Problem& p) {
   const bool has_float_zeros = h ? h->has_float_zeros : p.weight.has_float_zeros();
   const bool has_infinities = p.weight.format == QF_FP8_E5M2 || p.weight.format == QF_BF16;
   return linear::packed_for(p, S::kLanes)
-      .require(p.m > linear::kDirectRows, linear::kFewRows)
+      .require(p.m > linear::kMostFewRows, linear::kFewRows)
       .require(!p.has_act_quant() || linear::has_whole_act_groups(p), linear::kNoWholeActGroups)
       .require(!has_float_zeros, "the weight's zero points are not integers")
       .require(linear::has_bf16_codes(p.weight), "the weight's numbers are not BF16 numbers")

@@ -122,7 +122,7 @@ void prepare_tile(const IntBatch& c, int64_t row, int64_t count, float* scales, 
 }
 
 Verdict accepts(const Problem& p) {
-  if (p.m <= linear::kDirectRows) return no(linear::kFewRows);
+  if (p.m <= linear::kMostFewRows) return no(linear::kFewRows);
   return linear::accepts_int(p, S::kLanes);
 }
 

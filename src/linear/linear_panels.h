@@ -10,6 +10,8 @@
 //     for each segment of k, for each tile of rows: product of the tile, times the scale, added to the
 //       totals. The first tile decodes the codes, into the L1 cache, on its way; the others are one call
 //     epilogue of the pair
+//
+// Few rows go another way, the kernels' own: every tile decodes, in registers.
 #pragma once
 
 #include "cpu/output.h"
@@ -28,9 +30,6 @@ struct Segment {
   int32_t x_begin;    // begin, where every segment of x is padded to whole steps
 };
 
-// Rows up to which codes are decoded in registers, for one tile; with more rows a decoded segment is shared
-// from L1.
-inline constexpr int64_t kDirectRows = 4;
 inline constexpr int64_t kMinPartProducts = 48 * 1024;  // worth a thread, to start which takes 1 to 2 us
 inline constexpr int64_t kMaxChunkRows = 288;           // totals of 64 floats each: 72 KB
 inline constexpr int64_t kMinChunkRows = 128;           // fewer do not pay for decoding
@@ -216,7 +215,6 @@ QF_INLINE void finish_rows(const Problem& p, const Destination& to, int64_t row,
             auto* out = p.out.y.row<typename decltype(type)::type>(row + r) + col;
             const auto sums = sums_of(r);
             int64_t i = 0;
-            for (; i + 2 * L <= count; i += 2 * L) S::store(out + i, sums(i), sums(i + L));
             for (; i + L <= count; i += L) S::store(out + i, sums(i));
             if (i < count) S::store(out + i, sums(i), count - i);
           }
@@ -250,8 +248,6 @@ QF_INLINE void finish_rows(const Problem& p, const Destination& to, int64_t row,
               auto* out = p.out.y.row<typename decltype(type)::type>(row + r) + col;
               const auto sums = sums_of(r);
               int64_t i = 0;
-              for (; i + 2 * L <= count; i += 2 * L)
-                S::store(out + i, value(activation, sums, r, i), value(activation, sums, r, i + L));
               for (; i + L <= count; i += L) S::store(out + i, value(activation, sums, r, i));
               if (i < count) S::store(out + i, value(activation, sums, r, i), count - i);
             }
